@@ -60,7 +60,7 @@ endif
 # compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
+.PHONY: demo test test-all sweep mutants $(RUNS:%=test-%)
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
 # Installs nothing that compiles. Its first line names the engine: kernels after `make kernels`.
@@ -80,7 +80,7 @@ test: $(VENV)/.test kernels
 	  WORKERS=0 $(RUNS:%=test-%); status=$$?; \
 	  $(BIN)/python -m tests.support.processor_time $(TIMES); exit $$status
 
-test-all: browser-hint
+test-all:
 	$(MAKE) test TIER="not sweep"
 
 # For each wrong step: a copy of the package with this step, and a process of tests that must fail.
@@ -109,10 +109,6 @@ $(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test kernels
 $(RUNS:%=test-%):
 	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
-
-browser-hint:
-	@command -v chromium chromium-browser google-chrome > /dev/null || \
-	  echo "No browser: tests of pages are skipped. On Debian: apt-get install chromium"
 
 # All suites, operations and types beside all peers: half an hour on two processors.
 bench: $(VENV)/.bench kernels

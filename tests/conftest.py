@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -204,39 +203,3 @@ def heed_interrupts():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     return heed
-
-
-@pytest.fixture(scope="module")
-def browse(tmp_path_factory):
-    """Open a page in a headless browser; returns what the browser printed."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    if Path(program).resolve().name == "snap":
-        pytest.skip("the browser is confined by snap: it cannot read temporary files")
-    folder = tmp_path_factory.mktemp("browser")
-
-    def run(page, *options):
-        path = folder / "page.html"
-        path.write_text(page, encoding="utf-8")
-        done = subprocess.run(
-            [
-                program,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--enable-logging=stderr",
-                f"--user-data-dir={folder / 'profile'}",
-                *options,
-                path.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
-
-    return run

@@ -19,6 +19,7 @@ stablehlo.batch_norm_grad()
 stablehlo.batch_norm_grad(x, c, c, c, x, 1e-5)
 stablehlo.batch_norm_grad(x, c, c, c, x, epsilon="1e-5", feature_index=1)
 onednn_spec.BatchNormTrainingBackprop(x, x, c, c, epsilon=1e-5, data_format="NHWC")
+onednn_spec.BatchNormTrainingBackprop_2020_21(x, x, c, c)
 onednn_spec.BatchNormTrainingBackprop_early(x, x, c, c)
 """
 
@@ -30,8 +31,11 @@ EXPECTED = [
     (10, 'Argument "data_format" to "BatchNormTrainingBackprop" has incompatible type '
          '''"Literal['NHWC']"; expected "Literal['NXC', 'NCX']"'''),
     (11, 'Missing positional arguments "mean", "variance" in call to '
-         '"BatchNormTrainingBackprop_early"'),
-    (11, 'Missing named argument "epsilon" for "BatchNormTrainingBackprop_early"'),
+         '"BatchNormTrainingBackprop_2020_21"'),
+    (11, 'Missing named argument "epsilon" for "BatchNormTrainingBackprop_2020_21"'),
+    # The operator of the early version is a variable.
+    (12, "Too few arguments"),
+    (12, 'Missing named argument "epsilon"'),
 ]  # fmt: skip
 
 

@@ -133,6 +133,13 @@ def test_random_tensors_take_channel_axis_from_feature_index():
             made_with(axis)
 
 
+def test_random_inverse_of_empty_x_is_positive():
+    schema = registry.operator("onnxruntime", "BatchNormalizationGrad").schema
+    ports = {"saved_inv_std": Tensor("saved_inv_std", ("saved_inv_std",))}
+    made = random_tensors(schema, {}, {"X": np.empty((0, 50), np.float32)}, ports, 0)
+    assert (made["saved_inv_std"] > 0).all()
+
+
 @pytest.mark.parametrize("eps", [1e-5, 3.0])
 def test_random_inverse_equals_that_of_x_with_epsilon_of_call(rng, eps):
     schema = registry.operator("aten", "native_batch_norm_backward").schema

@@ -68,6 +68,11 @@ class WithoutBeta(Right):
         return gamma * normalized
 
 
+class WithoutBetaForEvenChannels(Right):
+    def scaled(self, normalized, gamma, beta):
+        return gamma * normalized + (beta.numel() % 2) * beta
+
+
 class LargerEpsilon(Right):
     def inverse(self, variance):
         return torch.rsqrt(variance + 10 * self.eps)
@@ -97,7 +102,38 @@ class RunningInTraining(Right):
     uses_batch = False
 
 
-class _Function(torch.autograd.Function):
+class RightFunction(torch.autograd.Function):
+    """Batch normalisation with all arguments, by PyTorch's operators."""
+
+    @staticmethod
+    def forward(x, weight, bias, running_mean, running_var, training, momentum=0.3, eps=1e-3):
+        return torch.native_batch_norm(
+            x, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, _, *running, ctx.training, _, ctx.eps = inputs
+        ctx.save_for_backward(x, weight, *running, *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx, dy, *others):
+        found = torch.ops.aten.native_batch_norm_backward(
+            dy, *ctx.saved_tensors, ctx.training, ctx.eps, [True] * 3
+        )
+        return *found, *[None] * 5
+
+
+class OfGroups(torch.autograd.Function):
+    """A function with a parameter that batch normalisation has not."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, groups):
+        return x
+
+
+class LacksProjectionFunction(torch.autograd.Function):
     """Batch normalisation in training, whose dx lacks the term of the variance."""
 
     @staticmethod
@@ -124,7 +160,7 @@ class LacksProjection(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x):
-        return _Function.apply(x, self.weight, self.bias)
+        return LacksProjectionFunction.apply(x, self.weight, self.bias)
 
 
 # The channels of a case come in groups of 4 channels.

@@ -253,7 +253,7 @@ def test_operator_of_each_dialect_passes_on_its_exported_cases(dialect, op, oper
                 assert attributes[name] == np.float32(attributes[name])
         order = [t.name for t in schema.inputs if t.name in inputs]
         assert list(inputs) == order
-        return registry.invoke(dialect, op, inputs, attributes)
+        return registry.operator(dialect, op).invoke(inputs, attributes)
 
     # The cases of the operator's arguments; `test_verify_dialects.py` judges it on many.
     dtypes, only = ("float32", "bfloat16"), ("realistic-*", "frozen-float32-*")
@@ -282,7 +282,9 @@ def test_judge_of_wrong_results_of_dialect_identifies_the_mistake(tmp_path):
     def negated(inputs, call):
         attributes = {"epsilon": float.fromhex(call["attributes"]["epsilon"]["value"])}
         attributes["data_format"] = call["attributes"]["data_format"]["value"]
-        results = registry.invoke("onednn_graph", "BatchNormTrainingBackward", inputs, attributes)
+        results = registry.operator("onednn_graph", "BatchNormTrainingBackward").invoke(
+            inputs, attributes
+        )
         return results | {"diff_gamma": -results["diff_gamma"]}
 
     selection = Selection(dtypes=("float32",), only=("realistic-*", "diagnostic-*"))

@@ -25,12 +25,12 @@ def operands(request, rng):
 
 
 def verdicts_of(operands, outputs):
-    return calls.check_call(registry.canonical(*OP, *operands), operands[0], outputs)
+    return calls.check_call(registry.operator(*OP).canonical(*operands), operands[0], outputs)
 
 
 @pytest.mark.parametrize("wrong", [None, "diff_src", "diff_gamma", "diff_beta"])
 def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wrong):
-    outputs = registry.invoke(*OP, *operands)
+    outputs = registry.operator(*OP).invoke(*operands)
     if wrong is not None:
         array = outputs[wrong]
         place = np.unravel_index(array.size - array.size // 3, array.shape)
@@ -55,7 +55,7 @@ def test_check_memory_is_bounded_by_group_size(rng, monkeypatch):
     channels = dict.fromkeys(("mean", "variance", "gamma"), np.ones(64, np.float32))
     inputs = {"src": src, "diff_dst": diff_dst} | channels
     operands = inputs, {"epsilon": 0.1, "data_format": "NCX"}
-    outputs = registry.invoke(*OP, *operands)
+    outputs = registry.operator(*OP).invoke(*operands)
     verdicts_of(operands, outputs)
     tracemalloc.start()
     try:
@@ -72,7 +72,7 @@ def test_check_of_empty_batch_passes(rng):
     ones = np.ones(3, np.float32)
     inputs = {"src": src, "diff_dst": src, "mean": ones, "variance": ones, "gamma": ones}
     operands = inputs, {"epsilon": 0.1, "data_format": "NCX"}
-    verdicts = verdicts_of(operands, registry.invoke(*OP, *operands))
+    verdicts = verdicts_of(operands, registry.operator(*OP).invoke(*operands))
     assert len(verdicts) == 3
     assert all(verdict.passed for verdict in verdicts.values())
 

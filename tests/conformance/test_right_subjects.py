@@ -13,9 +13,10 @@ from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import Job
 from tests.support.dtypes import BFLOAT16
 
+from .in_process import verified
 from .right_subjects import SUBJECTS
 
 FILE = Path(__file__).with_name("right_subjects.py")
@@ -26,7 +27,7 @@ OPTIONS = {"epsilon": 1e-5, "data_format": "NXC", "training": True}
 def check_through_verify(name, selection):
     """Fail unless all outputs have the subject's rung or a better one, and some have its own."""
     subject = SUBJECTS[name]
-    results = verify(Job(f"{FILE}:{name}", selection, any_order=name == "atomics"))
+    results = verified(Job(f"{FILE}:{name}", selection, any_order=name == "atomics"))
     assert findings(results) == []
     for dtype in selection.dtypes:
         statuses = {v.status for v in results.verdicts if f"-{dtype}-" in v.case}
@@ -110,5 +111,5 @@ def test_verify_of_unrepeatable_bits_fails_without_any_order():
 
 def test_verify_any_order_does_not_accept_a_wrong_second_call():
     selection = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
-    results = verify(Job(f"{WRONG_FILE}:right_first", selection, any_order=True))
+    results = verified(Job(f"{WRONG_FILE}:right_first", selection, any_order=True))
     assert {each.id for each in findings(results)} == {"not_repeatable"}

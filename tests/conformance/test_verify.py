@@ -782,7 +782,7 @@ def test_guarded_output_detects_bytes_copied_from_beyond_input():
 
 def test_verify_of_element_added_twice_does_not_blame_a_narrow_type():
     selection = Selection(dtypes=("float32",), layouts=("NCX",))
-    _, found = found_in(f"{WRONG_FILE}:last_dy_twice", selection)
+    _, found = found_in(f"{WRONG_FILE}:middle_dy_twice", selection)
     assert found[0].says.endswith(
         "but wrong for one element per channel: an element may be added twice, or be missing"
     )

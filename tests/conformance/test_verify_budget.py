@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import sys
@@ -28,6 +27,8 @@ from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.errors import ArgumentValueError
 
+from .draws import verified_with
+
 SUBJECTS = Path(__file__).parent / "budget_subjects.py"
 # The draws alone, without the cases of the tier.
 DRAWS = Selection(dtypes=("float32",), only=("no-case-of-the-tier",), seed=5)
@@ -51,17 +52,6 @@ def searched(fails, tmp_path, selection=DRAWS, seed=0, seconds=20.0, most=1000):
         folder=tmp_path,
     )
     return found, list(tried)
-
-
-def verified(job, draws):
-    """Run a job whose budget lasts for this many draws, on a machine of any speed."""
-    number = itertools.count(1)
-
-    def progress(*_):
-        if next(number) > draws:
-            raise KeyboardInterrupt
-
-    return verify(replace(job, budget=100.0), progress)
 
 
 def channels(recipe):
@@ -213,7 +203,7 @@ def test_budget_finds_what_fails_with_command_that_repeats_it(
     subject, seed, draws, is_right_case, says
 ):
     job = Job(f"{SUBJECTS}:{subject}", replace(DRAWS, seed=seed))
-    (found,) = findings(verified(job, draws))
+    (found,) = findings(verified_with(job, draws))
     recipe = drawn(found.first)
     assert is_right_case(recipe)
     assert np.prod(recipe.shape) < 5000
@@ -247,14 +237,16 @@ def test_budget_ends_in_time_for_slow_subject():
 
 
 def test_budget_of_right_subject_has_no_finding():
-    results = verified(Job("backnorm", replace(DRAWS, dtypes=("float32", "bfloat16"))), draws=40)
+    results = verified_with(
+        Job("backnorm", replace(DRAWS, dtypes=("float32", "bfloat16"))), draws=40
+    )
     assert findings(results) == []
     assert {v.status for v in results.verdicts} <= {*RUNGS, "proves_nothing", "not_run"}
     assert {v.dtype for v in results.verdicts} == {"float32", "bfloat16"}
 
 
 def test_budget_of_forward_pass_draws_its_cases():
-    results = verified(Job("backnorm", replace(DRAWS, operation="forward")), draws=30)
+    results = verified_with(Job("backnorm", replace(DRAWS, operation="forward")), draws=30)
     assert findings(results) == []
     assert {v.output for v in results.verdicts} >= {"y", "mean", "variance"}
 
@@ -274,13 +266,13 @@ def test_budget_does_not_report_again_what_the_tier_shows(tmp_path):
         "    return dx, dgamma, -dbeta\n"
     )
     selection = replace(DRAWS, only=("diagnostic-*",))
-    (found,) = findings(verified(Job(f"{tmp_path / 'mine.py'}:backward", selection), draws=10))
+    (found,) = findings(verified_with(Job(f"{tmp_path / 'mine.py'}:backward", selection), draws=10))
     assert not any(case.startswith("drawn-") for case in found.cases)
 
 
 def test_budget_draws_no_skipped_case():
     selection = replace(DRAWS, skip=("drawn-*.*", "drawn-*-NXC"))
-    results = verified(Job("backnorm", selection), draws=30)
+    results = verified_with(Job("backnorm", selection), draws=30)
     cases = {verdict.case for verdict in results.verdicts}
     assert cases
     assert not any("-dy." in case or case.endswith("NXC") for case in cases)
@@ -295,11 +287,3 @@ def test_verify_with_random_seed_prints_seed_that_repeats_run(tmp_path):
     assert f", seed {seed})" in done.output
     assert f" --seed {seed} --only drawn-1x24-" in done.output
     assert CliRunner().invoke(app, [*command[:2], "--seed", "-1"]).exit_code == 2
-
-
-def test_budget_of_layer_raises_error():
-    done = CliRunner().invoke(
-        app, ["verify", "torch.nn:BatchNorm2d", "--operation", "layer", "--budget", "1"]
-    )
-    assert done.exit_code == 2
-    assert "--budget" in done.output

@@ -14,6 +14,8 @@ import pytest
 from backnorm import reference
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS
 from backnorm.conformance.data import realistic_data
+from backnorm.conformance.diagnosis import diagnose
+from backnorm.conformance.formula import backward_formula
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.findings import findings
@@ -64,6 +66,22 @@ def test_wrong_kernel_of_rows_gets_its_name(name):
         assert any(verdict.status == "wrong" for verdict in judgement.verdicts)
         names = "-".join(judgement.diagnosis.names) if judgement.diagnosis else ""
         assert names == (expected or "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("operation", SIBLINGS)
+def test_diagnosis_of_rows_distinguishes_every_mistake_of_the_catalogue(operation):
+    only = ("diagnostic-*",)
+    recipe = next(recipes(Selection(operation=operation, dtypes=("float32",), only=only)))
+    data = recipe.case(0).data
+    formula = backward_formula(data.normalization)
+    wide = formula.inputs(data, wide=True)
+    mistakes = formula.known_mistakes(formula.inputs(data))
+    assert len(mistakes) > 80
+    for mistake in mistakes:
+        outputs = dict(formula.wrong(mistake).outputs(data, wide))
+        found = diagnose(data, (outputs["dx"], outputs["dgamma"], outputs.get("dbeta")))
+        assert found.names == (mistake.name,), mistake.says
 
 
 @pytest.mark.parametrize("operation", SIBLINGS)

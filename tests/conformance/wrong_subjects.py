@@ -94,12 +94,13 @@ def right_first(x, dy, mean, variance, gamma, **options):
     return dx, dgamma * (1 + (_calls["number"] > 1)), dbeta
 
 
-def last_dy_twice(x, dy, mean, variance, gamma, **options):
-    """Add the last element of a channel twice to dbeta."""
+def middle_dy_twice(x, dy, mean, variance, gamma, **options):
+    """Add the middle element of a channel twice to dbeta."""
     dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
     axis = 1 if options["data_format"] == "NCX" else dy.ndim - 1
-    last = np.moveaxis(dy, axis, 0).reshape(mean.size, -1)[:, -1:].sum(1)
-    return dx, dgamma, (dbeta + last).astype(dbeta.dtype)
+    rows = np.moveaxis(dy, axis, 0).reshape(mean.size, -1)
+    middle = rows[:, rows.shape[1] // 2 :][:, :1].sum(1)
+    return dx, dgamma, (dbeta + middle).astype(dbeta.dtype)
 
 
 def wrong_end_in_float32(x, dy, mean, variance, gamma, **options):

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
-from backnorm.dialects.registry import canonical, invoke
+from backnorm.dialects.registry import operator
 from tests.support.calls import FLAGS, PARTS_OF_GRADIENTS, SUBJECTS, dialect_subjects
 from tests.support.contract import begin, report, sampled, share_of
 
@@ -167,6 +167,13 @@ def cases_of_registry():
     inputs, attributes = subject.named(subject.arrays()), subject.attributes()
     good = ["ngraph", "BatchNormTraining", inputs, attributes, None]
     names = ("dialect", "op", "inputs", "attributes", "outputs")
+
+    def invoke(dialect, op, *others):
+        return operator(dialect, op).invoke(*others)
+
+    def canonical(dialect, op, *others):
+        return operator(dialect, op).canonical(*others)
+
     for function in (invoke, canonical):
         function(*good)
         for place, name in enumerate(names):

@@ -168,7 +168,7 @@ FORWARD = (
 
 
 def test_forward_operator_without_weight_of_running_statistics_raises():
-    message = "^acme.norm: no result has the role running_mean of new_mean: `translate` must set"
+    message = "^acme.norm: no result has the role running_mean of new_mean: an attribute must"
     with pytest.raises(ValueError, match=message):
         declared(norm)(*FORWARD)
 

@@ -65,17 +65,15 @@ def test_backward_ignores_unused_statistics(b, same, train):
 def test_forward_without_running_statistics_has_no_updated_ones(b):
     inputs = {"input": b["x"], "weight": b["gamma"]}
     attributes = {"training": True, "momentum": 0.1, "eps": EPS}
-    found = registry.invoke("aten", "native_batch_norm", inputs, attributes)
+    invoke = registry.operator("aten", "native_batch_norm").invoke
+    found = invoke(inputs, attributes)
     assert list(found) == ["out", "save_mean", "save_invstd"]
     returned = aten.native_batch_norm(b["x"], b["gamma"], None, None, None, True, 0.1, EPS)
     assert returned[3:] == (None, None)
     for array, known in zip(found.values(), returned, strict=False):
         np.testing.assert_array_equal(array, known)
     with pytest.raises(ValueError, match=r"outputs: .* has no output 'running_mean_out'"):
-        registry.invoke(
-            "aten", "native_batch_norm", inputs, attributes, ["out", "save_mean", "save_invstd",
-                                                              "running_mean_out"],
-        )  # fmt: skip
+        invoke(inputs, attributes, ["out", "save_mean", "save_invstd", "running_mean_out"])
 
 
 # The two phases

@@ -178,3 +178,15 @@ def test_output_memory_that_overlaps_itself_is_rejected(name, mode, batch):
             rejects(
                 ValueError, f"^{name}: has elements that share memory", operands, **{name: memory}
             )
+
+
+@pytest.mark.parametrize("name", ["dx", "dBnScale", "dBnBias"])
+def test_repeated_call_with_output_memory_that_overlaps_itself_is_rejected(name, operands):
+    like = operands["x"] if name == "dx" else operands["bnScale"]
+    good = np.empty((like.shape[0], 2 * like.shape[1], *like.shape[2:]), like.dtype)[:, ::2]
+    call(operands, **{name: good})
+    # Its flags are those of the good memory.
+    memory = np.lib.stride_tricks.as_strided(np.ones_like(like), like.shape, [0] * like.ndim)
+    assert memory.flags.num == good.flags.num
+    message = f"^{name}: has elements that share memory"
+    rejects(ValueError, message, operands, **{name: memory})

@@ -56,6 +56,16 @@ def test_forward_without_training_mode_uses_given_statistics(b, same):
     np.testing.assert_array_equal(out[4], expected.astype("f"))
 
 
+@pytest.mark.parametrize("narrow", ["input_mean", "input_var"])
+def test_forward_without_training_mode_returns_given_statistics_in_their_types(b, same, narrow):
+    operands = {"X": b["x"], "input_mean": b["mean"], "input_var": b["variance"]}
+    changes = {name: operands[name].astype("f2") for name in ("X", narrow)}
+    statistics = [(operands | changes)[name] for name in ("input_mean", "input_var")]
+    _, *running, mean, inverse = forward(b, **changes, training_mode=0)
+    same((*running, mean), (*statistics, statistics[0]))
+    assert inverse.dtype == statistics[1].dtype
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4)])
 def test_empty_input_gives_zero_gradients_and_keeps_running_statistics(batch, same, shape):
     b = batch(shape, "NCX")

@@ -95,11 +95,15 @@ def test_invoke_writes_grad_operand_to_out_at_any_feature_index(batch):
                   "variance": b["variance"], "grad_output": b["dy"]}  # fmt: skip
         attributes = {"epsilon": EPSILON, "feature_index": axis}
         out = np.full_like(b["x"], np.nan)
-        results = registry.invoke("stablehlo", "batch_norm_grad", inputs, attributes, out=out)
+        results = registry.operator("stablehlo", "batch_norm_grad").invoke(
+            inputs, attributes, out=out
+        )
         assert results["grad_operand"] is out
         np.testing.assert_array_equal(out, grad(b, axis)[0])
         with pytest.raises(ValueError, match="grad_operand: "):
-            registry.invoke("stablehlo", "batch_norm_grad", inputs, attributes, out=out[..., None])
+            registry.operator("stablehlo", "batch_norm_grad").invoke(
+                inputs, attributes, out=out[..., None]
+            )
 
 
 def test_batch_norm_grad_keeps_strides_of_operand(batch):

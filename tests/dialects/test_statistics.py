@@ -3,9 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backnorm.dialects._statistics import common_type, variance_of_inverse
-
-F32 = np.dtype("float32")
+from backnorm.dialects._statistics import variance_of_inverse
 
 
 def test_variance_of_inverse_restores_inverse():
@@ -25,12 +23,3 @@ def test_variance_of_inverse_of_special_values_is_inf_nan_or_tiny(value):
         assert np.isnan(wide)
     else:
         assert 0 < wide < 1e-250
-
-
-def test_common_type_leaves_one_type_alone_and_widens_several():
-    f32, f16 = np.ones(2, "f"), np.ones(2, "float16")
-    swapped = np.ones(2, ">f8")
-    alone = {"mean": swapped, "gamma": np.ones(2)}
-    assert common_type(alone) is alone
-    mixed = common_type({"mean": f32, "gamma": f16})
-    assert {a.dtype for a in mixed.values()} == {F32}

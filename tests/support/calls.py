@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.dialects.operator import Operator
 from backnorm.dialects.registry import (
     DIALECTS,
     PARTS,
     CanonicalCall,
-    canonical,
-    invoke,
     operators,
     parts,
 )
@@ -228,19 +227,24 @@ class Subject:
         options = {name: arguments.pop(name, None) for name in ("outputs", "arithmetic")}
         if self.schema.takes_memory:
             options["out"] = arguments.pop(self.schema.outputs[0].name, None)
-        return invoke(*self._by_kind(arguments), **options)
+        return self._declared.invoke(*self._by_kind(arguments), **options)
 
     def canonical(self, **arguments: Any) -> CanonicalCall:
         """Return backnorm's own call that is the same as a call of the operator."""
         outputs = arguments.pop("outputs", None)
-        return canonical(*self._by_kind(arguments), outputs)
+        return self._declared.canonical(*self._by_kind(arguments), outputs)
 
-    def _by_kind(self, arguments: dict[str, Any]) -> tuple[str, str, Arrays, dict[str, Any]]:
-        """Return the names of the operator, its inputs and its attributes."""
+    @property
+    def _declared(self) -> Operator:
+        """The operator in the registry."""
+        return operators(self.schema.dialect)[self.schema.op]
+
+    def _by_kind(self, arguments: dict[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        """Return the inputs and the attributes among the arguments."""
         names = [*(tensor.name for tensor in self.schema.inputs), "no_such_input"]
         inputs = {name: arguments[name] for name in names if name in arguments}
         attributes = {name: arguments[name] for name in arguments if name not in inputs}
-        return self.schema.dialect, self.schema.op, inputs, attributes
+        return inputs, attributes
 
     def run(self, arrays: Arrays, epsilon: object = 1e-3, out: object = None) -> Arrays:
         """Call the operator with inputs by role; return results by role, one axis per channel."""

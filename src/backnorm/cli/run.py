@@ -271,10 +271,9 @@ def _report(
         if options.check:
             grades = check_pointwise(step.op, step.attributes, inputs, outputs)
     else:
-        canonical = registry.canonical(
-            step.dialect, step.op, inputs, step.attributes, tuple(step.outputs),
-            arithmetic=options.arithmetic,
-        )  # fmt: skip
+        canonical = registry.operator(step.dialect, step.op).canonical(
+            inputs, step.attributes, tuple(step.outputs), arithmetic=options.arithmetic
+        )
         layout, arithmetic = _layout(canonical, inputs), canonical.arithmetic
         moved = traffic(canonical, inputs)
         if options.check:

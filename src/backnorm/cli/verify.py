@@ -164,8 +164,8 @@ def verify(
         ]
         | None,
         typer.Option(
-            help="The pass that the subject computes; layer: both, by a module of PyTorch "
-            "(default: layer for a module, otherwise backward); layer-norm and others: the "
+            help="The pass that the subject computes; layer: both, by a layer of a framework "
+            "(default: layer for a layer, otherwise backward); layer-norm and others: the "
             "backward pass of this normalisation."
         ),
     ] = None,
@@ -273,11 +273,12 @@ def verify(
             came=came,
             accepted="--tier full",
         )
-    if budget and operation == "layer":
-        raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
-    if command and operation == "layer":
-        problem = "must be backward or forward with --command"
-        raise ArgumentValueError("--operation", problem, came=operation)
+    alone = {"--command": command, "--solution": solution}
+    alone |= {"--huge": huge} if operation != "layer" else {}
+    for option in (option for option, is_given in alone.items() if is_given):
+        if operation not in (None, "backward", "forward"):
+            problem = f"must be backward or forward with {option}"
+            raise ArgumentValueError("--operation", problem, came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
     for form, path in output.files.items():

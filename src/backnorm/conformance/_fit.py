@@ -213,6 +213,8 @@ class Fit:
             # this case, the roundings of the right values do so, too.
             lost = rounded(result.right[k], result.dtype).astype(FLOAT64) - result.right[k]
             expected += 2.0 * np.abs(basis.T @ lost) + np.abs(basis).T @ shared[k]
+            # Roundings of larger elements than the right ones are larger.
+            expected *= max(1.0, np.linalg.norm(result.own[k]) / (scale[k] + TINY))
             inverse = np.linalg.pinv(factor)
             coefficients[:, k] = inverse @ projected / norms
             unsure[:, k] = np.abs(inverse) @ (expected + _OWN_ERROR * scale[k]) / norms

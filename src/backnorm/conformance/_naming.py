@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from backnorm.conformance._fit import Numbers, Result, relative_error
-from backnorm.conformance.formula import Mistake, Values
+from backnorm.conformance.formula import FEW_BITS, Mistake, Values
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory", "unknown"]
 
@@ -32,11 +32,6 @@ _CANCELLED = 0.25
 # The share of errors that must have the rarer sign if errors are those of rounding.
 _RARER_SIGN = 0.1
 
-# If the relative errors of a wrong output are at most this number, the diagnosis is low precision.
-# Larger errors mean another mistake. The relative error of an element is its error, divided by the
-# largest magnitude in the element's channel. The relative error of per-channel numbers is the norm
-# of their errors, divided by the norm of the right numbers.
-FEW_BITS = 2.0**-6
 AS_ROUNDED = ", as if rounded, or summed up, in a narrow type"
 # A sentence of a diagnosis lists at most this many channels by their numbers.
 _MOST_CHANNELS = 8
@@ -99,12 +94,48 @@ class Diagnosis:
     evidence : mapping of str to float
         For each number, the median over the channels of its ratio to the right number; and the
         residual of the fit relative to dx or y.
+    wrong : frozenset of str
+        The names of the coefficients and results that are wrong.
     """
 
     kind: Kind
     names: tuple[str, ...]
     says: str
     evidence: Mapping[str, float] = field(default_factory=dict)
+    wrong: frozenset[str] = frozenset()
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether a mistake is named, other than by a number that was read off the results."""
+        return self.kind == "formula" and not any(name.endswith("-other") for name in self.names)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the data cannot distinguish the mistakes that are named."""
+        return "-or-" in "".join(self.names)
+
+    def agrees(self, other: Diagnosis) -> bool:
+        """Whether both diagnoses may be those of one mistake.
+
+        They name the same mistake, or mistakes of which the data of one cannot distinguish it; or
+        neither names a mistake of the catalogue, and the same coefficients and results are wrong.
+        If more than these are wrong, the terms of dx that constant statistics do not have, and that
+        narrow types hide, do not count.
+        """
+        # A mistake in a part of the results and the same mistake in all can look alike.
+        alternatives = [
+            {name.partition("-only-")[0] for name in "-".join(each.names).split("-or-")} - {""}
+            for each in (self, other)
+        ]
+        if self.says == other.says or (
+            self.kind == other.kind == "formula" and set.intersection(*alternatives)
+        ):
+            return True
+        if self.is_firm or other.is_firm:
+            return False
+        hidden = {"offset", "slope"}
+        rest, other_rest = self.wrong - hidden, other.wrong - hidden
+        return self.wrong == other.wrong or (bool(rest) and rest == other_rest)
 
 
 def unexplained(results: Mapping[str, Result]) -> Diagnosis:
@@ -155,8 +186,11 @@ def named(
     predicted: Callable[[str, Values], np.ndarray],
     agrees: Callable[[Values], bool],
     mistakes_known: Sequence[Mistake],
+    *,
+    special: Callable[[], Diagnosis | None] = lambda: None,
+    wrong: Collection[str] | None = None,
 ) -> Diagnosis | None:
-    """Return the diagnosis if a formula with at most two mistakes explains the results, else None.
+    """Return the diagnosis if a formula with a mistake, or with two, explains the results.
 
     A formula explains the results if rounding can cause all differences. If the right formula does
     so, or if too many formulas do, there is no diagnosis.
@@ -174,6 +208,11 @@ def named(
         Takes the coefficients of a formula whose numbers are near those of the results; returns
         whether rounding explains the difference of every element.
     mistakes_known : sequence of Mistake
+    special : callable
+        Returns a diagnosis, or None, if no formula with one mistake explains the results.
+    wrong : collection of str, optional
+        The coefficients that a formula with two mistakes must change. None: two mistakes cannot
+        explain the results.
     """
     right = formula(())
     alone = {mistake: formula((mistake,)) for mistake in mistakes_known}
@@ -191,15 +230,20 @@ def named(
     candidates |= {(mistake,): values for mistake, values in alone.items()}
     same = [mistakes for mistakes, values in candidates.items() if explains(values)]
     if not same:
+        found = special()
+        if found is not None:
+            return found
+    if not same and wrong is not None:
         # A result that is right, because two mistakes in it cancel, has no name (see `_cancel`).
         are_right = [name for name in numbers if is_near(name, right)]
-        of_pairs = [
-            mistake
-            for mistake in mistakes_known
-            if all(is_near(name, alone[mistake]) for name in are_right)
-        ]
-        for one, other in itertools.combinations(of_pairs, 2):
-            if one.step == other.step:
+        # By mistake, the coefficients that it must change, and leaves as they are.
+        kept = {
+            mistake: {name for name in wrong if np.allclose(values[name], right[name], 1e-9)}
+            for mistake, values in alone.items()
+            if all(is_near(name, values) for name in are_right)
+        }
+        for one, other in itertools.combinations(kept, 2):
+            if one.step == other.step or kept[one] & kept[other]:
                 continue
             values = formula((one, other))
             if explains(values) and not _cancel(values, alone[one], alone[other], right):
@@ -291,13 +335,21 @@ def _predicate(term: Term) -> str | None:
     if term.off[known].mean() > 0.5 and (np.abs(ratio - middle) <= spread).all():
         where = "every channel" if known.all() else channel_numbers(np.flatnonzero(known).tolist())
         if f"{middle:.4g}" != "1":
-            return f"is {middle:.4g} times what it should be in {where}"
+            return f"is {_factor(middle)} times what it should be in {where}"
     if term.relative_error > FEW_BITS or (own.ndim == 1 and term.off.mean() <= 0.25):
         return _of_channels(own, right, term.off, unsure)
-    low, high = f"{ratio.min():.4g}", f"{ratio.max():.4g}"
-    if term.errs_in_both_directions or low == high or "1" in (low, high):
+    low, high = float(ratio.min()), float(ratio.max())
+    if term.errs_in_both_directions or low <= 1.0 <= high or f"{low:.4g}" == f"{high:.4g}":
         return None
-    return f"is {low} to {high} times what it should be"
+    return f"is {low:.4g} to {high:.4g} times what it should be"
+
+
+def _factor(value: float) -> str:
+    """Return a factor in words, without digits that rounding changes."""
+    nearest = round(value)
+    if nearest != 1 and abs(value - nearest) <= 1e-3 * abs(value):
+        return str(nearest)
+    return f"{value:.3g}" if abs(value - 1.0) > FEW_BITS else f"{value:.4g}"
 
 
 def sentence(names: Sequence[str], predicate: str) -> str:
@@ -315,8 +367,8 @@ def _of_channels(own: np.ndarray, right: np.ndarray, off: np.ndarray, unsure: np
     channels = np.flatnonzero(off).tolist()
     if (np.abs(own + right) <= unsure)[off].all():
         return f"has the wrong sign in {channel_numbers(channels)}"
-    if off.all() and len(channels) > 1:
-        return "is wrong by another factor in each channel"
+    if off.mean() > 0.5 and len(channels) > 1:
+        return "is wrong by different factors in most channels"
     return f"is {'wrong' if own[off].any() else '0'} in {channel_numbers(channels)}"
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from backnorm.conformance._fit import Result
 from backnorm.conformance._naming import (
-    FEW_BITS,
     Diagnosis,
     channel_numbers,
     right_bits,
     sentence,
 )
 from backnorm.conformance._ulps import ulp_at
+from backnorm.conformance.formula import FEW_BITS
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
 

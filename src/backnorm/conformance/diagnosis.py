@@ -23,7 +23,6 @@ import numpy as np
 
 from backnorm.conformance._fit import Fit, Numbers, Result, relative_error, results_of
 from backnorm.conformance._naming import (
-    FEW_BITS,
     MARGIN,
     Diagnosis,
     Term,
@@ -38,12 +37,15 @@ from backnorm.conformance._places import misplaced, partly_wrong, truncated, wro
 from backnorm.conformance.axes import BATCH_NORM, Normalization
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
+    FEW_BITS,
     FORWARD,
     Channels,
     Formula,
     Mistake,
     Values,
     backward_formula,
+    of_images,
+    other_inputs,
 )
 from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
 from backnorm.conformance.ladder import ForwardLadder, gradient_ladder
@@ -74,6 +76,9 @@ ROW_DIAGNOSTIC = {
 }
 #: The same for the forward pass.
 FORWARD_DIAGNOSTIC = (3, 11, 1, 11)
+
+# Results are those of other inputs if they differ by at most this many roundings.
+_ROUNDINGS = 128.0
 
 _NO_ELEMENTS = Diagnosis("right", (), "there are no elements")
 _RIGHT = Diagnosis("right", (), "the errors are within the bounds of rounding")
@@ -293,21 +298,37 @@ def _explained(
     if tensor is None or not wrong_end(tensor):
         mistakes = formula.known_mistakes(channels)
         own = {name: term.own for name, term in terms.items()}
-        found = named(numbers, wrong, predicted, agrees, mistakes) or special()
+        # The coefficients, unless the formula has the tensor itself.
+        changed = terms
+        if tensor is not None and tensor.name in right:
+            changed = {each.name: terms[each.name] for each in others}
+        off: set[str] | None = {name for name, term in changed.items() if term.off.mean() > 0.5}
+        if changed is terms and fit is not None and not fit.is_sum.all():
+            # No formula explains a tensor that is not a sum of multiples of the functions.
+            off = None
+        found = named(numbers, wrong, predicted, agrees, mistakes, special=special, wrong=off)
+        if found is None:
+            partial_mistakes = formula.partial_mistakes(channels)
+            found = named(numbers, wrong, predicted, agrees, partial_mistakes)
         for mistake in formula.fitted_mistakes(channels, own):
             found = found or named(numbers, wrong, predicted, agrees, [mistake])
-    if found is None and tensor is not None and tensor.is_wrong:
-        found = truncated(tensor)
-    found = found or partly_wrong(tensor, others)
-    if found is None and tensor is not None and fit is not None and np.median(fit.is_sum) < 1:
+    described: Mapping[str, Term] = terms
+    if found is None:
+        found = truncated(tensor) if tensor is not None and tensor.is_wrong else None
+        found = found or partly_wrong(tensor, others)
+        if found is not None or (fit is not None and np.median(fit.is_sum) < 1):
+            # The coefficients are not those of a formula.
+            described = {n: each for n, each in terms.items() if n not in functions}
+            if tensor is not None:
+                whole = Term(tensor.own, tensor.right, tensor.allowed)
+                described = {tensor.name: whole} | described
+    if found is None and tensor is not None and described is not terms:
         largest = np.abs(tensor.right).max(1, keepdims=True)
         if (np.abs(tensor.own - tensor.right) > FEW_BITS * largest).any():
             found = misplaced(tensor, words[""])
-        # The coefficients of a tensor with few bits are not exact enough to be described.
-        terms = {n: each for n, each in terms.items() if n not in functions}
-        terms = {tensor.name: Term(tensor.own, tensor.right, tensor.allowed)} | terms
-    found = found or of_terms({words.get(n, n): each for n, each in terms.items()})
-    return replace(found or unexplained(results), evidence=evidence)
+    found = found or of_terms({words.get(n, n): each for n, each in described.items()})
+    off_terms = frozenset(name for name, term in described.items() if term.off.any())
+    return replace(found or unexplained(results), evidence=evidence, wrong=off_terms)
 
 
 def _of_other_inputs(
@@ -319,7 +340,7 @@ def _of_other_inputs(
     """Return the diagnosis if gradients are right for inputs that differ from `data`.
 
     The differing inputs are those of known mistakes: x and dy are swapped, they are read in the
-    other layout, or groups have other channels.
+    other layout, groups have other channels, or the sums in dx are those of other elements.
     """
     mistakes = {"x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x))}
     if len(data.normalization.layouts) > 1:
@@ -327,21 +348,35 @@ def _of_other_inputs(
         says = f"x and dy are read as {layout}, not as {data.data_format}"
         mistakes["layout-ignored"] = says, _in_layout(data, layout)
     mistakes |= _of_other_groups(data)
+    own = {name: each.own if name == "dx" else each.own[:, 0] for name, each in results.items()}
+    errors: list[tuple[float, str, str]] = []
+
+    def compare(name: str, says: str, rows: Mapping[str, Array], **changed: Array) -> None:
+        found = own | changed
+        error = max(relative_error(found[each], rows[each]) for each in results)
+        errors.append((error, name, says))
+
+    for name, (says, other) in mistakes.items():
+        changed = {}
+        if "dx" in results:
+            dx = results["dx"].tensor.reshape(other.x.shape)
+            changed["dx"] = other.axes.rows(dx, FLOAT64)
+        compare(name, says, dict(formula.rows(inputs(other))), **changed)
+    if data.normalization == BATCH_NORM:
+        channels = inputs(data)
+        for name, says, others in other_inputs(channels):
+            compare(name, says, dict(formula.rows(others)))
+        rows = dict(formula.rows(channels))
+        if channels.training:
+            of_image = dict(formula.rows(of_images(channels)))["dx"].reshape(rows["dx"].shape)
+            says = "the sums in dx are those of each image alone, as in instance normalisation"
+            compare("sums-of-each-image", says, rows | {"dx": of_image})
+    error, name, says = min(errors)
     # The results are far from the right ones.
     of_right = max(relative_error(each.own, each.right) for each in results.values())
-    for name, (says, other) in mistakes.items():
-        predicted = dict(formula.rows(inputs(other)))
-        error = max(
-            relative_error(
-                other.axes.rows(each.tensor.reshape(other.x.shape), FLOAT64)
-                if each.name == "dx" else each.own[:, 0],
-                predicted[each.name],
-            )
-            for each in results.values()
-        )  # fmt: skip
-        if error <= FEW_BITS and error * MARGIN <= of_right:
-            return Diagnosis("formula", (name,), says)
-    return None
+    rounding = max(float(each.rounding.max() / each.terms.max()) for each in results.values())
+    is_near = error <= min(FEW_BITS, _ROUNDINGS * rounding) and error * MARGIN <= of_right
+    return Diagnosis("formula", (name,), says) if is_near else None
 
 
 def _of_other_groups(data: LayerData) -> dict[str, tuple[str, LayerData]]:

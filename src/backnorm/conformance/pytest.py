@@ -19,6 +19,7 @@ import pytest
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
+from backnorm.conformance.layers import LayerCase
 from backnorm.conformance.verify.cases import (
     DTYPES,
     LAYOUTS,
@@ -34,6 +35,7 @@ from backnorm.conformance.verify.subjects import (
     Subject,
     described,
     is_unsupported,
+    layer_of,
     of_operator,
 )
 from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
@@ -80,11 +82,12 @@ class CheckedCase:
         Parameters
         ----------
         function : callable
-            A function as in :class:`backnorm.conformance.verify.subjects.Function`, or with
-            `dialect` an implementation of the dialect's operator. The test is skipped if the
-            function raises NotImplementedError or a framework's error of that meaning, or lacks a
-            keyword that the case needs. Any other exception fails the test, even a TypeError:
-            otherwise a wrong signature would skip all tests.
+            A function as in :class:`backnorm.conformance.verify.subjects.Function`, with
+            `dialect` an implementation of the dialect's operator, or for the operation "layer" a
+            layer as in :class:`backnorm.conformance.verify.modules.OfModule`. The test is skipped
+            if the function raises NotImplementedError or a framework's error of that meaning, or
+            lacks a keyword that the case needs. Any other exception fails the test, even a
+            TypeError: otherwise a wrong signature would skip all tests.
 
         Raises
         ------
@@ -96,10 +99,12 @@ class CheckedCase:
         # method.
         __tracebackhide__ = True
         case = received_case = self.case
-        subject: Subject = Function(function)
+        operation = operation_of(case).name
+        layer = layer_of(function, operation)
+        subject: Subject = layer or Function(function)
         schema = None
         if dialect is not None:
-            schema = rules_of(dialect, op, operation_of(case).name)
+            schema = rules_of(dialect, op, operation)
             subject = of_operator(function, schema)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
@@ -109,6 +114,8 @@ class CheckedCase:
             found = subject(inputs, case)
             if schema is not None:
                 received_case = received(case, schema)
+            if layer is not None and isinstance(case, LayerCase):
+                received_case = case.with_options(**layer.options)
         except Exception as error:
             if is_unsupported(error):
                 pytest.skip(described(error))
@@ -166,7 +173,7 @@ def cases(
             accepted = f'a list, such as ["{names}"]'
             raise ArgumentTypeError(argument, "must be a list", came=repr(names), accepted=accepted)
     check_names("tier", [tier], TIERS)
-    check_names("operation", [operation], [name for name in OPERATIONS if name != "layer"])
+    check_names("operation", [operation], OPERATIONS)
     check_names("dtypes", dtypes, DTYPES)
     check_names("layouts", layouts, LAYOUTS)
     check_names("at_least", [at_least], RUNGS)

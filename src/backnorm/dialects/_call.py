@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -149,21 +149,59 @@ def canonical_call(call: Call) -> CanonicalCall:
     backnorm's operation has for it (such as `gamma`).
     """
     schema = call.schema
-    training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)
+    training = bool(call.attributes.get(schema.words.get("training", ""), not schema.frozen))
     takes_inverse = call.by_role("inverse_deviation") is not None
     returns_inverse = "inverse_deviation" in {tensor.role for tensor in schema.outputs}
     names = {t.role: t.name for t in schema.inputs if t.name in call.inputs}
     if takes_inverse:
         names["variance"] = names["inverse_deviation"]
     signature = SIGNATURES[schema.operation]
-    return CanonicalCall(
+    canonical = CanonicalCall(
         schema.operation,
         schema.format_of(call.attributes).layout,
-        schema.operation != "inference" and bool(training),
+        schema.operation != "inference" and training,
         0.0 if takes_inverse else call.number(schema.words["epsilon"]),
         call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},
         {t.role: t.name for t in schema.outputs if t.name in call.outputs},
         call.channel_axes,
         takes_inverse or returns_inverse,
+        _weight(call),
+    )
+    if schema.operation == "forward" and not training:
+        return with_given_statistics(call, canonical)
+    return canonical
+
+
+def _weight(call: Call) -> float | None:
+    """Return the weight of the batch in the running statistics that a call returns, if it does.
+
+    An empty batch has the weight 0, so that the running statistics do not change.
+    """
+    words = call.schema.words
+    if call.schema.operation != "forward" or call.by_role("running_mean") is None:
+        return None
+    if not call.count:
+        return 0.0
+    if "batch_weight" in words:
+        return call.number(words["batch_weight"])
+    if "old_weight" not in words:
+        return None
+    name = words["old_weight"]
+    return 0.5 if call.attributes[name] is None else 1.0 - call.number(name)
+
+
+def with_given_statistics(call: Call, canonical: CanonicalCall) -> CanonicalCall:
+    """Return the canonical call of a forward pass whose statistics are the running ones."""
+    words = call.schema.words
+    statistics = {
+        role: words.get(role) or words[f"running_{role}"] for role in ("mean", "variance")
+    }
+    return replace(
+        canonical,
+        operation="inference",
+        training=False,
+        inputs=canonical.inputs | statistics,
+        inverse_std=False,
+        weight=None,
     )

@@ -22,6 +22,7 @@ def schema_of(
     operation: Operation,
     function: Callable[..., Any],
     results: Mapping[str, TensorSpec],
+    name: str,
 ) -> OperatorSchema:
     """Return the schema of the operator that `function` declares.
 
@@ -30,11 +31,12 @@ def schema_of(
     rules : Rules
     operation : str
     function : callable
-        Its name, signature and docstring are read.
+        Its signature and docstring are read.
     results : mapping of str to TensorSpec
         The roles of the results by name.
+    name : str
+        The name of the operator.
     """
-    name = function.__name__
     parameters = inspect.signature(function, eval_str=True).parameters
     text = sections(function)
     summary, _, formula = text.get("", "").partition("\n")
@@ -46,6 +48,16 @@ def schema_of(
         tensors, described = _roles(parameter, entries.get(parameter.name, ""))
         inputs += tensors
         attributes += described
+    outputs = [
+        _result(result, spec, of_results.get(result, "")) for result, spec in results.items()
+    ]
+    if all(rule.channel == (rule.data,) for rule in rules.type_rules):
+        # All tensors have one element type, and so one symbol, also if another version of the
+        # operator has several.
+        symbol = next((tensor.type for tensor in inputs if tensor.kind == "data"), "")
+        inputs, outputs = (
+            [replace(tensor, type=symbol) for tensor in tensors] for tensors in (inputs, outputs)
+        )
     order = tuple(each for each in parameters if each != "arithmetic")
     kind = inspect.Parameter.KEYWORD_ONLY
     # `Literal` types are cached, and two with the same words in another order are equal. So formats
@@ -65,9 +77,7 @@ def schema_of(
         op=name,
         operation=operation,
         inputs=tuple(inputs),
-        outputs=tuple(
-            _result(result, spec, of_results.get(result, "")) for result, spec in results.items()
-        ),
+        outputs=tuple(outputs),
         attributes=tuple(attributes),
         summary=summary,
         formula=formula.strip("\n"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from backnorm.arrays import is_plain
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects._check import check_memory
-from backnorm.dialects._statistics import native, statistics_of
+from backnorm.dialects._statistics import given_statistics, native, statistics_of
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.errors import ArgumentError
 from backnorm.executable import executable, run
@@ -32,6 +32,8 @@ from backnorm.signature import SIGNATURES
 Arrays = Mapping[str, np.ndarray]
 Convert = Callable[[Any], np.ndarray]
 Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]
+#: ``planned(values, memory)`` runs a planned call: see `planned_call`.
+PlannedCall = Callable[..., Any]
 
 # Maps a result to the inputs that may determine its element type. The first of these inputs that is
 # present determines the type.
@@ -45,132 +47,14 @@ _STATISTICS = ("mean", "variance")
 # All calls can share these arrays, because they have no elements to write to.
 _EMPTY = np.empty(0, FLOAT32)
 _RESERVE = np.empty(0, np.uint8)
-# The classes of values that a call may return, besides named tuples.
-_PLAIN = (tuple, np.ndarray)
-# Making a named tuple by `tuple.__new__` takes half as long as by the method `_make` of the tuple's
-# class.
+# How a call returns its outputs, by the class of what it returns; another class is one of named
+# tuples. Making a named tuple by `tuple.__new__` takes half as long as by the method `_make` of the
+# tuple's class.
+_WRAPPED: Mapping[type, Callable[[Sequence[Any]], Any]] = {
+    tuple: tuple,
+    np.ndarray: operator.itemgetter(0),
+}
 _new = tuple.__new__
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedCall:
-    """A checked call of a dialect's operator, with the executable that computes it. All calls with
-    the same shapes, types and options share one `PlannedCall`.
-
-    Attributes
-    ----------
-    call : Call
-        Its inputs are shapes and types.
-    names : sequence of str
-        The names of the values that are passed to the `PlannedCall`.
-    canonical : CanonicalCall
-    problem : Problem
-    run, execute : callable
-        `executable.run` for this problem, and the function for arrays of this layout.
-    operands : callable
-        Maps the values of a call, followed by None, to the canonical operands.
-    converted : tuple of str, or None
-        The operands whose element type is not the executable's; None if the executable takes all
-        operands as they are.
-    memory : int or None
-        The position of the value that is memory for the first output.
-    running : callable or None
-        Maps the values to copies of the running statistics before their update.
-    numbers : mapping of str to float
-        The weight of the batch, if the executable updates the running statistics.
-    results : tuple of (str, callable or None)
-        For each canonical result, each running statistic and empty arrays: the role, and the
-        function that converts the array to the dialect's type and shape.
-    outputs : tuple of str or None
-        The names of the outputs to return.
-    select : callable
-        Maps these results to the outputs.
-    finish : callable or None
-        `Operator.finish`, if it must complete or write these results.
-    outcome : type
-        The class of the value that a call returns: a class of tuples, or ``numpy.ndarray`` for a
-        single output.
-    """
-
-    call: Call
-    names: Sequence[str]
-    canonical: CanonicalCall
-    problem: Problem
-    run: Callable[..., Results]
-    execute: Callable[..., Results]
-    operands: Callable[[Any], tuple[Any, ...]]
-    converted: tuple[str, ...] | None
-    memory: int | None
-    running: Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None
-    numbers: Mapping[str, float | None]
-    results: tuple[tuple[str, Convert | None], ...]
-    outputs: tuple[str | None, ...]
-    select: Callable[[Results], Any]
-    finish: Finish | None
-    outcome: type
-
-    def __call__(self, values: Sequence[Any], memory: Any = None) -> Any:
-        """Return the outputs of the call for other values, in the order of `names`.
-
-        The inputs among the values must have the shapes and types of the arrays in `call.inputs`.
-        `memory`, if given, is the array to which the first output is written.
-        """
-        operands = self.operands((*values, None))
-        if self.converted is not None:
-            operands = self._prepared(operands, self.converted)
-        running = () if self.running is None else self.running(values)
-        if self.numbers:
-            # The last operands are the running statistics. Copies replace them, because the kernel
-            # updates the running statistics in place.
-            operands = (*operands[: -len(running)], *running)
-        if self.memory is not None and memory is None:
-            memory = values[self.memory]
-        try:
-            if memory is None:
-                results = self.execute(operands, None, self.numbers)
-            else:
-                check_memory(self.call.schema.words["out"], memory)
-                results = self.run(operands, memory, self.numbers)
-        except ArgumentError as error:
-            words = {**self.call.schema.words, **self.canonical.inputs}
-            raise error.in_words(words) from None
-        results = (*results, *running, _EMPTY, _RESERVE, None)
-        found = self.select(results) if self.finish is None else self._finished(values, results)
-        return found if self.outcome in _PLAIN else _new(self.outcome, found)
-
-    def _prepared(self, operands: Sequence[Any], converted: Sequence[str]) -> tuple[Any, ...]:
-        """Return operands of the executable's element types; compute statistics that are absent."""
-        values = dict(zip(self.problem.signature.names, operands, strict=True))
-        for name in converted:
-            values[name] = values[name].astype(self.problem.statistics_dtype)
-        canonical = self.canonical
-        if canonical.recomputes:
-            statistics = statistics_of(values["x"], canonical.channel_axes, canonical.epsilon)
-            values["mean"], values["variance"] = statistics
-        return tuple(values.values())
-
-    def _finished(self, values: Sequence[Any], results: Results) -> Any:
-        """Return the outputs that `finish` makes of the canonical results."""
-        assert self.finish is not None
-        schema = self.call.schema
-        named = dict(zip(self.names, values, strict=True))
-        arrays = {name: named[name] for name in self.call.inputs}
-        by_role = {
-            role: value if convert is None else convert(value)
-            for (role, convert), value in zip(self.results, results, strict=True)
-        }
-        finished = self.finish(self.call, arrays, by_role)
-        roles = {tensor.name: tensor.role for tensor in schema.outputs}
-        try:
-            outputs = [None if name is None else finished[roles[name]] for name in self.outputs]
-        except KeyError as error:
-            (role,) = error.args
-            name = next(tensor.name for tensor in schema.outputs if tensor.role == role)
-            raise ValueError(
-                f"{schema.dialect}.{schema.op}: no result has the role {role} of {name}: "
-                "`translate` must set `weight` for running statistics, or `finish` must add it"
-            ) from None
-        return outputs[0] if self.outcome is np.ndarray else tuple(outputs)
 
 
 def planned_call(
@@ -181,71 +65,112 @@ def planned_call(
     outputs: Sequence[str | None],
     outcome: type = tuple,
 ) -> PlannedCall:
-    """Return the `PlannedCall` of a checked call. Later calls with equal shapes, types and options
-    reuse it.
+    """Return the function that runs a checked call, and later calls with equal shapes, types and
+    options.
 
     Parameters
     ----------
     call : Call
     canonical : CanonicalCall
     finish : callable
+        As the argument of `operator`.
     names : sequence of str
-        The names of the values that will be passed to the result.
+        The names of the values that will be passed to the function.
     outputs : sequence of str or None
         The names of the outputs that it returns; it returns None for None.
     outcome : type
-        As the field of `PlannedCall`.
+        The class of the value that it returns: a class of tuples, or ``numpy.ndarray`` for a single
+        output.
     """
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
-    in_place = planned.order == tuple(range(len(problem.shape))) and all(
+    execute: Callable[..., Results] = partial(run, problem)
+    into = execute
+    if planned.order == tuple(range(len(problem.shape))) and all(
         map(is_plain, call.inputs.values())
-    )
-    by_any_layout = partial(run, problem)
-    # `PlannedCall.__call__` makes the tuple `(*values, None)`. `places` has the position of each
-    # operand in this tuple. For an operand that the call does not pass, it is the position of the
-    # final None.
+    ):
+        execute, into = planned.plain, planned.into
+    # `places` has the position of each operand in the tuple `(*values, None)`. For an operand that
+    # the call does not pass, it is the position of the final None.
     places = [
         [*names].index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
     ]
-    converted = tuple(
+    pick = operator.itemgetter(*places)
+    prepared = _preparation(call, canonical, problem)
+    running = _running(call, names, problem, canonical.weight)
+    numbers = {"momentum": canonical.weight} if problem.running else {}
+    out = schema.words["out"]
+    memory_name = out if schema.takes_memory else schema.words.get("memory_dx", "")
+    # The position of the value that is memory for the first output.
+    memory_place = None
+    if memory_name in names and not canonical.blended:
+        memory_place = [*names].index(memory_name)
+    words = {**schema.words, **canonical.inputs}
+    # From here on, `call` has no arrays, because functions that are kept refer to it.
+    metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
+    call = replace(call, inputs=metadata)
+    of_outputs = {tensor.name: tensor.role for tensor in schema.outputs}
+    roles = ["absent" if name is None else of_outputs[name] for name in outputs]
+    known, select = _selection(call, canonical, problem, roles)
+    finished = _finishing(call, canonical, finish, names, roles, known)
+    wrapped = _WRAPPED.get(outcome) or partial(_new, outcome)
+
+    def repeated(values: Sequence[Any], memory: Any = None) -> Any:
+        """Return the outputs of the call for other values, in the order of `names`.
+
+        The inputs among the values must have the shapes and types of the arrays in `call.inputs`.
+        `memory`, if given, is the array to which the first output is written.
+        """
+        operands = pick((*values, None))
+        if prepared is not None:
+            operands = prepared(operands)
+        copies = () if running is None else running(values)
+        if numbers:
+            # The last operands are the running statistics. Copies replace them, because the kernel
+            # updates the running statistics in place.
+            operands = (*operands[: -len(copies)], *copies)
+        if memory_place is not None and memory is None:
+            memory = values[memory_place]
+        try:
+            if memory is None:
+                results = execute(operands, None, numbers)
+            else:
+                check_memory(out, memory)
+                results = into(operands, memory, numbers)
+        except ArgumentError as error:
+            raise error.in_words(words) from None
+        found = select((*results, *copies, _EMPTY, _RESERVE, None))
+        return wrapped(found if finished is None else finished(values, found))
+
+    return repeated
+
+
+def _preparation(
+    call: Call, canonical: CanonicalCall, problem: Problem
+) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+    """Return the function that converts operands to the executable's element types, and computes
+    statistics that are absent; None if the executable takes all operands as they are.
+    """
+    dtype = problem.statistics_dtype
+    converted = [
         role
         for role, name in canonical.inputs.items()
-        if role not in ("x", "dy") and native(call.inputs[name]) != problem.statistics_dtype
-    )
-    memory = schema.words["out"] if schema.takes_memory else schema.words.get("memory_dx", "")
-    results = [
-        _result(call, canonical, problem, result.name) for result in problem.signature.results
+        if role not in ("x", "dy") and native(call.inputs[name]) != dtype
     ]
-    running = _running(call, names, problem, canonical.weight)
-    if running is not None:
-        results += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
-    results += [("empty", None), ("reserve", None), ("absent", None)]
-    finishes = (
-        not {tensor.role for tensor in schema.outputs} <= {role for role, _ in results}
-        or canonical.blended
-        or any(call.by_role(role) is not None for role in ("memory_dgamma", "memory_dbeta"))
-    )
-    metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
-    return PlannedCall(
-        replace(call, inputs=metadata),
-        names,
-        canonical,
-        problem,
-        by_any_layout,
-        planned.plain if in_place else by_any_layout,
-        operator.itemgetter(*places),
-        converted if converted or canonical.recomputes else None,
-        [*names].index(memory) if memory in names and not canonical.blended else None,
-        running,
-        {"momentum": canonical.weight} if problem.running else {},
-        tuple(results),
-        tuple(outputs),
-        _selection(call, outputs, results, outcome),
-        finish if finishes else None,
-        outcome,
-    )
+    if not (converted or canonical.recomputes):
+        return None
+
+    def prepared(operands: Sequence[Any]) -> tuple[Any, ...]:
+        values = dict(zip(problem.signature.names, operands, strict=True))
+        for role in converted:
+            values[role] = values[role].astype(dtype)
+        if canonical.recomputes:
+            statistics = statistics_of(values["x"], canonical.channel_axes, canonical.epsilon)
+            values["mean"], values["variance"] = statistics
+        return tuple(values.values())
+
+    return prepared
 
 
 def _running(
@@ -291,31 +216,70 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 
 def _selection(
     call: Call,
-    outputs: Sequence[str | None],
-    results: Sequence[tuple[str, Convert | None]],
-    outcome: type,
-) -> Callable[[Results], Any]:
-    """Return a function that takes the kernel's results and returns the call's outputs. `results`
-    has, for each result of the kernel, its role and the function that converts it.
+    canonical: CanonicalCall,
+    problem: Problem,
+    roles: Sequence[str],
+) -> tuple[list[str], Callable[[Results], tuple[Any, ...]]]:
+    """Return those of the outputs' `roles` that the canonical results have, and the function that
+    takes the canonical results and returns these outputs.
+
+    The canonical results are the kernel's, the running statistics if there are some, and what
+    `planned_call` adds.
     """
-    roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
-    places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
-    wanted = ["absent" if name is None else roles[name] for name in outputs]
-    recipes = [places[role] for role in wanted if role in places]
-    are_plain = all(convert is None for _, convert in recipes)
-    if are_plain and (len(recipes) > 1 or outcome is np.ndarray):
-        return operator.itemgetter(*(place for place, _ in recipes))
+    made = [_result(call, canonical, problem, result.name) for result in problem.signature.results]
+    if canonical.weight is not None:
+        made += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
+    made += [("empty", None), ("reserve", None), ("absent", None)]
+    places = {role: (place, convert) for place, (role, convert) in enumerate(made)}
+    known = [role for role in roles if role in places]
+    recipes = [places[role] for role in known]
+    if len(recipes) > 1 and all(convert is None for _, convert in recipes):
+        return known, operator.itemgetter(*(place for place, _ in recipes))
+    return known, lambda results: tuple(
+        [
+            results[place] if convert is None else convert(results[place])
+            for place, convert in recipes
+        ]
+    )
 
-    def select(found: Results) -> Any:
-        outputs = tuple(
-            [
-                found[place] if convert is None else convert(found[place])
-                for place, convert in recipes
-            ]
-        )
-        return outputs[0] if outcome is np.ndarray else outputs
 
-    return select
+def _finishing(
+    call: Call,
+    canonical: CanonicalCall,
+    finish: Finish,
+    names: Sequence[str],
+    roles: Sequence[str],
+    known: Sequence[str],
+) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None:
+    """Return the function that makes all outputs of a call, in the order of `roles`, of its values
+    and of the outputs whose roles are `known`; None if these outputs are all, and no memory has to
+    be written.
+    """
+    has_memory = any(call.by_role(role) is not None for role in ("memory_dgamma", "memory_dbeta"))
+    missing = {*roles} - {*known}
+    if not (missing or canonical.blended or has_memory):
+        return None
+
+    def finished(values: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+        named = dict(zip(names, values, strict=True))
+        arrays = {name: named[name] for name in call.inputs}
+        results = dict(zip(known, found, strict=True))
+        if canonical.operation == "inference":
+            of_roles = {role: arrays[canonical.inputs[role]] for role in _STATISTICS}
+            results |= given_statistics(missing, **of_roles, epsilon=canonical.epsilon)
+        results = finish(call, arrays, results)
+        try:
+            return [results[role] for role in roles]
+        except KeyError as error:
+            (role,) = error.args
+            schema = call.schema
+            name = next(tensor.name for tensor in schema.outputs if tensor.role == role)
+            raise ValueError(
+                f"{schema.dialect}.{schema.op}: no result has the role {role} of {name}: an "
+                "attribute must have the role of a weight, or `finish` must add the result"
+            ) from None
+
+    return finished
 
 
 def _problem(call: Call, canonical: CanonicalCall) -> Problem:
@@ -352,16 +316,14 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     }
     determined = (_type_of_result(call, r.name) for r in SIGNATURES[canonical.operation].results)
     results = {dtype for dtype in determined if dtype is not None}
-    if canonical.recomputes or len(results) > 1:
-        return FLOAT64
-    if canonical.operation == "backward" and len(inputs) > 1:
-        return FLOAT64
+    types = inputs | results or {FLOAT32 if is_16_bit(dtype) else dtype}
+    if len(types) == 1 and not canonical.recomputes:
+        (common,) = types
+        return common
     # If the per-channel inputs have several types, these are float32 and one 16-bit type, and
     # float32 can represent the values of both.
-    common = FLOAT32
-    if len(inputs) <= 1:
-        (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}
-    return common if results <= {common} else FLOAT64
+    is_narrow = canonical.operation != "backward" and len(inputs) > 1 and results <= {FLOAT32}
+    return FLOAT32 if is_narrow else FLOAT64
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:

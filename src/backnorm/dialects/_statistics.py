@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type
+from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import run
 from backnorm.problem import Problem
@@ -53,17 +54,6 @@ def check_inverse(name: str, inverse: np.ndarray) -> None:
         )
 
 
-def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in one element type.
-
-    If the arrays have different types, all of them are converted to float32. These types are always
-    float32 and a 16-bit type, so the conversion rounds nothing.
-    """
-    if len(set(map(native, arrays.values()))) <= 1:
-        return arrays
-    return {name: array.astype(FLOAT32) for name, array in arrays.items()}
-
-
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -75,3 +65,19 @@ def statistics_of(
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)
     _, mean, variance, *_ = run(problem, (x, None, None, None, None, None))
     return mean, variance
+
+
+def given_statistics(
+    roles: Collection[str], mean: np.ndarray, variance: np.ndarray, epsilon: float
+) -> dict[str, np.ndarray]:
+    """Return results of a forward pass whose statistics are given, in new arrays, by role.
+
+    The statistics of the batch and the running statistics are those that are given.
+    """
+    known = {"mean": mean, "variance": variance}
+    if "inverse_deviation" in roles:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            known["inverse_deviation"] = 1.0 / np.sqrt(np.add(variance, epsilon, dtype=FLOAT64))
+    known |= {f"running_{role}": known[role] for role in ("mean", "variance")}
+    types = {role: native(mean if role.endswith("mean") else variance) for role in known}
+    return {role: rounded(known[role], types[role]).copy() for role in roles if role in known}

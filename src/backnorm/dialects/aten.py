@@ -19,16 +19,14 @@ from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._run import Arrays
-from backnorm.dialects._statistics import check_inverse, common_type, native
+from backnorm.dialects._parts import gradient_of_sums
+from backnorm.dialects._statistics import check_inverse, native
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data, opaque, vector
 from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.executable import run
 from backnorm.operators import reduce
-from backnorm.problem import Problem
 from backnorm.scalars import as_array, check_flag
 
 __all__ = [
@@ -73,14 +71,17 @@ Eps = Annotated[float, attribute("f64", "epsilon", range="not negative")]
 OutputMask = Sequence[bool] | np.ndarray
 Reserve = Annotated[object, opaque("reserve", "uint8")]
 
-
-@operator(
+_gradients = partial(
+    operator,
     RULES,
     "backward",
     grad_input=data("dx", "T", required=False),
     grad_weight=channel("dgamma", "U", required=False),
     grad_bias=channel("dbeta", "U", required=False),
 )
+
+
+@_gradients()
 def native_batch_norm_backward(
     grad_out: GradOut,
     input: Input,
@@ -171,14 +172,7 @@ def _translate_index(call: Call, canonical: CanonicalCall) -> CanonicalCall:
     return canonical
 
 
-@operator(
-    RULES,
-    "backward",
-    translate=_translate_index,
-    grad_input=data("dx", "T", required=False),
-    grad_weight=channel("dgamma", "U", required=False),
-    grad_bias=channel("dbeta", "U", required=False),
-)
+@_gradients(translate=_translate_index)
 def _batch_norm_impl_index_backward(
     impl_index: Annotated[int, attribute("i64", range="not negative", example=0)],
     input: Input,
@@ -261,13 +255,7 @@ def _batch_norm_impl_index_backward(
     """
 
 
-@operator(
-    RULES,
-    "backward",
-    grad_input=data("dx", "T", required=False),
-    grad_weight=channel("dgamma", "U", required=False),
-    grad_bias=channel("dbeta", "U", required=False),
-)
+@_gradients()
 def batch_norm_backward(
     grad_out: GradOut,
     input: Input,
@@ -345,13 +333,17 @@ def batch_norm_backward(
     """
 
 
-@operator(
+_of_library = partial(
+    operator,
     RULES,
     "backward",
     grad_input=data("dx", "T"),
     grad_weight=channel("dgamma", "U"),
     grad_bias=channel("dbeta", "U"),
 )
+
+
+@_of_library()
 def cudnn_batch_norm_backward(
     input: Input,
     grad_output: GradOut,
@@ -426,14 +418,7 @@ def cudnn_batch_norm_backward(
     """
 
 
-@operator(
-    RULES,
-    "backward",
-    described_by=cudnn_batch_norm_backward,
-    grad_input=data("dx", "T"),
-    grad_weight=channel("dgamma", "U"),
-    grad_bias=channel("dbeta", "U"),
-)
+@_of_library(described_by=cudnn_batch_norm_backward)
 def miopen_batch_norm_backward(
     input: Input,
     grad_output: GradOut,
@@ -455,7 +440,7 @@ def miopen_batch_norm_backward(
 Bias = Annotated[ArrayLike, channel("beta", "U")]
 OldMean = Annotated[ArrayLike, channel("running_mean", "U"), channel("mean", "U")]
 OldVar = Annotated[ArrayLike, channel("running_variance", "U"), channel("variance", "U")]
-Momentum = Annotated[float, attribute("f64", example=0.1)]
+Momentum = Annotated[float, attribute("f64", "batch_weight", example=0.1)]
 # PyTorch saves no statistics if they are constants.
 _SAVED_MEAN = channel("mean", "U", frozen=vector("empty", "f32"))
 _SAVED_INVERSE = channel("inverse_deviation", "U", frozen=vector("empty", "f32"))
@@ -466,34 +451,9 @@ Functional = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 OptionalFunctional = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
-def _translate_forward(
-    call: Call, canonical: CanonicalCall, momentum: str = "momentum"
-) -> CanonicalCall:
-    """Return the canonical call: a forward pass in training, or inference."""
-    if call.attributes.get("training", True):
-        if "running_mean" not in call.inputs:
-            return canonical
-        # An empty batch does not change the running statistics.
-        return replace(canonical, weight=call.number(momentum) if call.count else 0.0)
-    inputs = canonical.inputs | {"mean": "running_mean", "variance": "running_var"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
-
-
-def _finish_forward(
-    call: Call, arrays: Arrays, results: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Add the running statistics, if a call has some and does not update them."""
-    for role, name in {"running_mean": "running_mean", "running_variance": "running_var"}.items():
-        if name in arrays:
-            results[role] = arrays[name].astype(native(arrays[name]))
-    return results
-
-
 @operator(
     _TOGETHER,
     "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
     out=data("y", "T"),
     save_mean=_SAVED_MEAN,
     save_invstd=_SAVED_INVERSE,
@@ -577,11 +537,10 @@ def native_batch_norm(
     """
 
 
-@operator(
+_legit = partial(
+    operator,
     RULES,
     "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
     described_by=native_batch_norm,
     out=data("y", "T"),
     save_mean=_SAVED_MEAN,
@@ -589,6 +548,9 @@ def native_batch_norm(
     running_mean_out=channel("running_mean", "U"),
     running_var_out=channel("running_variance", "U"),
 )
+
+
+@_legit()
 def _native_batch_norm_legit(
     input: Input,
     weight: Weight | None,
@@ -604,31 +566,10 @@ def _native_batch_norm_legit(
     """Batch normalisation: `native_batch_norm`, and the running statistics are required."""
 
 
-@operator(
-    RULES,
-    "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
-    described_by=native_batch_norm,
-    out=data("y", "T"),
-    save_mean=_SAVED_MEAN,
-    save_invstd=_SAVED_INVERSE,
-    running_mean_out=channel("running_mean", "U"),
-    running_var_out=channel("running_variance", "U"),
+_native_batch_norm_legit_functional = _legit(name="_native_batch_norm_legit_functional")(
+    _native_batch_norm_legit
 )
-def _native_batch_norm_legit_functional(
-    input: Input,
-    weight: Weight | None,
-    bias: Bias | None,
-    running_mean: OldMean,
-    running_var: OldVar,
-    training: Train,
-    momentum: Momentum,
-    eps: Eps,
-    *,
-    arithmetic: Arithmetic | None = None,
-) -> Functional:
-    """Batch normalisation: `_native_batch_norm_legit`, whose results are the same here."""
+"""Batch normalisation: `_native_batch_norm_legit`, whose results are the same here."""
 
 
 def _translate_without_running(call: Call, canonical: CanonicalCall) -> CanonicalCall:
@@ -708,7 +649,6 @@ def _native_batch_norm_legit_no_stats(
 @operator(
     RULES,
     "forward",
-    translate=_translate_forward,
     out=data("y", "T"),
     save_mean=channel("mean", "U"),
     save_invstd=channel("inverse_deviation", "U"),
@@ -786,8 +726,6 @@ def _batch_norm_with_update(
 @operator(
     _TOGETHER,
     "forward",
-    translate=partial(_translate_forward, momentum="exponential_average_factor"),
-    finish=_finish_forward,
     output=data("y", "T"),
     save_mean=_SAVED_MEAN,
     save_var=_SAVED_INVERSE,
@@ -955,30 +893,9 @@ def batch_norm_backward_reduce(
 def _apply(
     call: Call, *, sum_dy: ArrayLike | None, sum_dy_xmu: ArrayLike | None, count: ArrayLike | None
 ) -> np.ndarray:
-    arrays = call.inputs
-    check_inverse("invstd", arrays["invstd"])
-    x, dy = arrays["input"], arrays["grad_out"]
-    sums = tuple(
-        _sum(name, value, arrays["mean"])
-        for name, value in {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}.items()
-    )
-    total = _total(count, x)
-    common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
-    mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    problem = Problem(
-        "apply",
-        x.shape,
-        (1,),
-        native(x),
-        native(mean),
-        has_gamma=weight is not None,
-        inverse=True,
-        arithmetic=call.arithmetic,
-    )
-    operands = x, dy, None, mean, invstd, weight
-    dx: np.ndarray
-    dx, _ = run(problem, operands, numbers={"sums": sums, "count": total})
-    return dx
+    mean = call.inputs["mean"]
+    sums = _sum("sum_dy", sum_dy, mean), _sum("sum_dy_xmu", sum_dy_xmu, mean)
+    return gradient_of_sums(call, sums, _total(count, call.inputs["input"]))
 
 
 @operator(_PHASE, "apply", compute=_apply, grad_input=data("dx", "T"))

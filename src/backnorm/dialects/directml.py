@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -71,13 +72,15 @@ Scale = Annotated[ArrayLike, kept("gamma", "T")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
 
 
-@operator(
-    RULES,
-    "backward",
+_gradients = partial(
+    operator,
     OutputGradient=data("dx", "T"),
     OutputScaleGradient=kept("dgamma", "T"),
     OutputBiasGradient=kept("dbeta", "T"),
 )
+
+
+@_gradients(RULES, "backward")
 def BATCH_NORMALIZATION_TRAINING_GRAD(
     Input: Input,
     InputGradient: InputGradient,
@@ -137,13 +140,7 @@ def BATCH_NORMALIZATION_TRAINING_GRAD(
     """
 
 
-@operator(
-    FROZEN,
-    "backward",
-    OutputGradient=data("dx", "T"),
-    OutputScaleGradient=kept("dgamma", "T"),
-    OutputBiasGradient=kept("dbeta", "T"),
-)
+@_gradients(FROZEN, "backward")
 def BATCH_NORMALIZATION_GRAD(
     Input: Input,
     InputGradient: InputGradient,

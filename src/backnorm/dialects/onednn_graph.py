@@ -28,7 +28,6 @@ from backnorm.dialects._onednn import (
     RunningVariance,
     Variance,
     X,
-    translate_forward,
 )
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
@@ -163,7 +162,6 @@ def BatchNormTrainingBackward(
 @operator(
     replace(RULES, inputs_together=(("gamma", "beta"),)),
     "forward",
-    translate=translate_forward,
     dst=data("y", "T1"),
     running_mean=channel("running_mean", "T2"),
     running_variance=channel("running_variance", "T2"),

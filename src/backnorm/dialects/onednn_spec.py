@@ -39,7 +39,6 @@ from backnorm.dialects._onednn import (
     RunningVariance,
     Variance,
     X,
-    translate_forward,
 )
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
@@ -85,7 +84,6 @@ _backward = partial(
 )
 _forward = partial(
     operator,
-    translate=translate_forward,
     output=data("y", "T1"),
     running_mean=channel("running_mean", "T2"),
     running_variance=channel("running_variance", "T2"),
@@ -195,23 +193,10 @@ def BatchNormTrainingBackprop_2020_21(
     """`BatchNormTrainingBackprop` of the 2020-21 version."""
 
 
-@_backward(_EARLY, "backward", described_by=BatchNormTrainingBackprop)
-def BatchNormTrainingBackprop_early(
-    input: X,
-    output_delta: Dy,
-    gamma: Gamma | None,
-    beta: Beta | None,
-    mean: Mean,
-    variance: Variance,
-    *,
-    epsilon: Epsilon,
-    is_training: IsTraining = True,
-    data_format: DataFormat = "NXC",
-    outputs: int | Collection[str] = 3,
-    input_delta: np.ndarray | None = None,
-    arithmetic: Arithmetic | None = None,
-) -> tuple[np.ndarray, ...]:
-    """`BatchNormTrainingBackprop` of the early version."""
+BatchNormTrainingBackprop_early = _backward(
+    _EARLY, "backward", name="BatchNormTrainingBackprop_early"
+)(BatchNormTrainingBackprop_2020_21)
+"""`BatchNormTrainingBackprop` of the early version."""
 
 
 @_forward(LATEST, "forward")
@@ -386,33 +371,12 @@ def BatchNormInference(
     """
 
 
-@_inference(_2020_21, "inference", described_by=BatchNormInference)
-def BatchNormInference_2020_21(
-    input: X,
-    gamma: Gamma,
-    beta: Beta,
-    mean: Mean,
-    variance: Variance,
-    *,
-    epsilon: Epsilon,
-    data_format: DataFormat = "NXC",
-    output: np.ndarray | None = None,
-    arithmetic: Arithmetic | None = None,
-) -> tuple[np.ndarray, ...]:
-    """`BatchNormInference` of the 2020-21 version."""
+BatchNormInference_2020_21 = _inference(_2020_21, "inference", name="BatchNormInference_2020_21")(
+    BatchNormInference
+)
+"""`BatchNormInference` of the 2020-21 version."""
 
-
-@_inference(_EARLY, "inference", described_by=BatchNormInference)
-def BatchNormInference_early(
-    input: X,
-    gamma: Gamma,
-    beta: Beta,
-    mean: Mean,
-    variance: Variance,
-    *,
-    epsilon: Epsilon,
-    data_format: DataFormat = "NXC",
-    output: np.ndarray | None = None,
-    arithmetic: Arithmetic | None = None,
-) -> tuple[np.ndarray, ...]:
-    """`BatchNormInference` of the early version."""
+BatchNormInference_early = _inference(_EARLY, "inference", name="BatchNormInference_early")(
+    BatchNormInference
+)
+"""`BatchNormInference` of the early version."""

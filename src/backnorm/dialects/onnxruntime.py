@@ -6,20 +6,16 @@ saves the inverse standard deviation, which the gradient operator takes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._run import Arrays
-from backnorm.dialects._statistics import native
+from backnorm.dialects._call import Call, CanonicalCall, with_given_statistics
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
 from backnorm.dialects.schema import FormatSpec, Rules, type_rules
-from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentValueError
 
 __all__ = ["BatchNormInternal", "BatchNormalizationGrad"]
@@ -107,33 +103,13 @@ def _translate(call: Call, canonical: CanonicalCall) -> CanonicalCall:
     mode = call.attributes["training_mode"]
     if mode not in (0, 1):
         raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
-    if mode:
-        weight = 1.0 - call.number("momentum") if call.count else 0.0
-        return replace(canonical, weight=weight)
-    inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
-    return replace(
-        canonical, operation="inference", training=False, inputs=inputs, inverse_std=False
-    )
-
-
-def _finish(call: Call, arrays: Arrays, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In inference, return input_mean and input_var twice: as the running mean and variance,
-    and as the saved mean and inverse standard deviation.
-    """
-    mean, variance = arrays["input_mean"], arrays["input_var"]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
-        results["inverse_deviation"] = rounded(inverse, native(variance))
-    results["mean"], results["running_mean"] = (mean.astype(native(mean)) for _ in range(2))
-    results["running_variance"] = variance.astype(native(variance))
-    return results
+    return canonical if mode else with_given_statistics(call, canonical)
 
 
 @operator(
     RULES,
     "forward",
     translate=_translate,
-    finish=_finish,
     Y=data("y", "T"),
     running_mean=channel("running_mean", "T2"),
     running_var=channel("running_variance", "T2"),
@@ -147,7 +123,7 @@ def BatchNormInternal(
     input_mean: Annotated[ArrayLike, channel("running_mean", "T2")],
     input_var: Annotated[ArrayLike, channel("running_variance", "T2")],
     epsilon: Epsilon = 1e-05,
-    momentum: Annotated[float, attribute("f32")] = 0.9,
+    momentum: Annotated[float, attribute("f32", "old_weight")] = 0.9,
     training_mode: Annotated[int, attribute("i64", range="not negative")] = 1,
     *,
     arithmetic: Arithmetic | None = None,

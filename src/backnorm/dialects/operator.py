@@ -41,6 +41,9 @@ R = TypeVar("R")
 Outputs = int | Collection[str] | None
 Translate = Callable[[Call, CanonicalCall], CanonicalCall]
 
+# The classes of attributes whose values tell calls apart, beside those of NumPy.
+_CLASSES = frozenset({type(None), bool, int, float, str})
+
 
 def operator(
     rules: Rules,
@@ -51,6 +54,7 @@ def operator(
     finish: Finish = lambda call, arrays, results: results,
     compute: Callable[..., Any] | None = None,
     described_by: Callable[..., Any] | None = None,
+    name: str | None = None,
     **results: TensorSpec,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for the function that declares an operator; it gives the function a body.
@@ -70,12 +74,15 @@ def operator(
         all results by role. It is called if the operator has outputs that backnorm's operation does
         not have, if the canonical call is `blended` (see `CanonicalCall`), or if memory for the
         gradients of parameters is given. `call` has the shapes and types of the inputs, `arrays`
-        their values by name.
+        their values by name, and `results` the requested outputs that the canonical call has.
     compute : callable, optional
         For an operator that computes only a part of a gradient: ``compute(call, **others)`` returns
         the results for a checked call, and for the arguments that have no role.
     described_by : callable, optional
         The operator whose docstring also describes this one.
+    name : str, optional
+        The name of the operator, if it is declared by the function of another operator, which has
+        the same signature and other rules.
     **results : TensorSpec
         The role of each result, by the specification's name, in the specification's order.
     """
@@ -83,7 +90,8 @@ def operator(
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         if described_by is not None:
             function.__doc__ = described_by.__doc__
-        schema = schema_of(rules, operation, function, results)
+        op = function.__name__ if name is None else name
+        schema = schema_of(rules, operation, function, results, op)
         own = Operator(schema, function, translate, finish, compute)
 
         @wraps(function)
@@ -91,6 +99,7 @@ def operator(
             returned: R = own(*args, **kwargs)
             return returned
 
+        call.__name__ = call.__qualname__ = op
         own.function = call
         call.operator = own  # type: ignore[attr-defined]
         return call
@@ -216,10 +225,25 @@ class Operator:
         out: Any = None,
         arithmetic: Arithmetic | None = None,
     ) -> dict[str, np.ndarray]:
-        """Call the operator with arguments by the dialect's names; return the requested outputs in
-        the dialect's order.
+        """Call the operator with arguments by the dialect's names.
 
-        `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            Optional inputs may be omitted or None.
+        attributes : mapping of str to value
+            Attributes with a default may be omitted.
+        outputs : int or collection of str, optional
+            The number of outputs, counted from the first, or their names; None: all.
+        out : numpy.ndarray, optional
+            Memory for the first output. In a backward pass, it may be the array dy itself.
+        arithmetic : {"float32", "float64"}, optional
+            The type in which elements are computed; see `backnorm.arithmetic`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            The requested outputs by name, in the schema's order.
         """
         call = self.checked(inputs, attributes, outputs, arithmetic)
         values = self._planned(call, [*call.inputs], call.outputs)([*call.inputs.values()], out)
@@ -274,13 +298,14 @@ def _facts(value: Any) -> Hashable:
     """Return what a planned call depends on: for an array, all but the values of its elements."""
     kind = type(value)
     if kind is np.ndarray:
-        return value.shape, value.dtype, value.flags.num
-    if value is None:
-        return None
+        flags = value.flags
+        # A contiguous array cannot have elements that share memory; for others, strides say it.
+        strides = None if flags.c_contiguous else value.strides
+        return value.shape, value.dtype, flags.num, strides
     # The facts have the classes of values, because True, 1 and 1.0 are equal.
+    if kind in _CLASSES or issubclass(kind, np.generic):
+        return kind, value
     if kind is list or kind is tuple:
         return kind, *map(type, value), *value
-    if not issubclass(kind, (bool, int, float, str, np.generic)):
-        # Methods of other classes may raise, or mean anything. Such a call is not kept.
-        raise TypeError(kind)
-    return kind, value
+    # Methods of other classes may raise, or mean anything. Such a call is not kept.
+    raise TypeError(kind)

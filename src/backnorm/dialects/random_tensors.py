@@ -14,11 +14,13 @@ from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
     OperatorSchema,
-    TensorSpec,
 )
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
 from backnorm.layout import kept_shape
+
+# The roles of statistics of x.
+_STATISTICS = ("mean", "variance", "inverse_deviation")
 
 
 class Declared(Protocol):
@@ -117,22 +119,24 @@ def random_tensors(
     arrays = dict(known)
     # Make x before the statistics, which are computed from it.
     for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
-        spec = specs[port]
-        rng = _generator(missing[port], seed)
+        spec, rng = specs[port], _generator(missing[port], seed)
+        array: np.ndarray
+        x = arrays.get(schema.words["x"]) if schema.operation == "backward" else None
         if spec.kind == "data":
             array = rng.standard_normal(shapes.get(port, shape), np.float32)
             if spec.role == "x" and array.ndim == len(kept):
                 array *= rng.uniform(0.5, 2.0, kept).astype(np.float32)
                 array += rng.standard_normal(kept, np.float32)
-            array = array.astype(types.get(port, dtype))
+            usual = dtype
         elif spec.kind == "opaque":
-            array = np.zeros(shapes.get(port, (0,)), types.get(port, FLOAT32))
+            array, usual = np.zeros(shapes.get(port, (0,))), FLOAT32
+        elif spec.role in _STATISTICS and x is not None and x.size:
+            array, usual = _statistic(spec.role, x, axes, epsilon), channel_type
+            array = array if spec.kind == "kept" else array.reshape(-1)
         else:
             size = shapes.get(port, kept if spec.kind == "kept" else (math.prod(kept),))
-            x = arrays.get(schema.words["x"]) if schema.operation == "backward" else None
-            array = _channel(rng, spec, size, x, axes, epsilon)
-            array = array.astype(types.get(port, channel_type))
-        arrays[port] = array
+            array, usual = _parameter(rng, spec.role, size), channel_type
+        arrays[port] = array.astype(types.get(port, usual))
     return {port: arrays[port] for port in missing}
 
 
@@ -174,26 +178,23 @@ def _channel_axes(
     return (1,)
 
 
-def _channel(
-    rng: np.random.Generator,
-    spec: TensorSpec,
-    shape: tuple[int, ...],
-    x: np.ndarray | None,
-    axes: tuple[int, ...],
-    epsilon: float,
-) -> np.ndarray:
-    """Return a random per-channel tensor; a mean or variance is that of `x` if `x` is not empty."""
-    role, keepdims = spec.role, spec.kind == "kept"
+def _statistic(role: str, x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
+    """Return a statistic of `x` with the rank of x, in float64."""
+    reduced = tuple(axis for axis in range(x.ndim) if axis not in axes)
+    if role == "mean":
+        return np.asarray(x.mean(reduced, np.float64, keepdims=True))
+    variance = x.astype(np.float64).var(reduced, keepdims=True)
+    variance = np.where(variance > 0, variance, 1.0)
+    return variance if role == "variance" else 1.0 / np.sqrt(variance + epsilon)
+
+
+def _parameter(rng: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a random per-channel tensor."""
     if role == "gamma":
         return rng.uniform(0.5, 1.5, shape)
-    if x is not None and x.size:
-        reduced = tuple(axis for axis in range(x.ndim) if axis not in axes)
-        if role == "mean":
-            return np.asarray(x.mean(reduced, np.float64, keepdims=keepdims))
-        if role in ("variance", "inverse_deviation"):
-            variance = x.astype(np.float64).var(reduced, keepdims=keepdims)
-            variance = np.where(variance > 0, variance, 1.0)
-            return variance if role == "variance" else 1.0 / np.sqrt(variance + epsilon)
-    if role.endswith("variance"):
-        return rng.uniform(0.5, 2.0, shape)
-    return rng.standard_normal(shape)
+    # No call accepts a negative variance or deviation.
+    return (
+        rng.uniform(0.5, 2.0, shape)
+        if role.endswith(("variance", "deviation"))
+        else rng.standard_normal(shape)
+    )

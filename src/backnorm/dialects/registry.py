@@ -6,11 +6,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-import numpy as np
-
-from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
-from backnorm.dialects.operator import Operator, Outputs
+from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
@@ -19,8 +16,6 @@ __all__ = [
     "DIALECTS",
     "PARTS",
     "CanonicalCall",
-    "canonical",
-    "invoke",
     "operator",
     "operators",
     "parts",
@@ -44,8 +39,8 @@ DIALECTS: Mapping[str, str] = {
 }
 
 #: Some dialects have functions that compute only a part of a gradient. This mapping has the module
-#: of each of these dialects. These functions are not operators: graphs, `invoke` and the commands
-#: `run` and `verify` cannot call them.
+#: of each of these dialects. These functions are not operators: graphs and the commands `run` and
+#: `verify` cannot call them.
 PARTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}" for name in ("aten", "mpsgraph", "cann")
 }
@@ -95,7 +90,8 @@ def _declared(module: ModuleType) -> Iterator[tuple[str, Operator]]:
 
 
 def operator(dialect: str, op: str) -> Operator:
-    """Return an operator; ``.schema``, or ``.schema_for(attributes)``, describes it.
+    """Return an operator. ``.schema``, or ``.schema_for(attributes)``, describes it; ``.invoke``
+    calls it with inputs and attributes by name, and ``.canonical`` returns the canonical call.
 
     Raises
     ------
@@ -109,50 +105,3 @@ def operator(dialect: str, op: str) -> Operator:
             "op", f"unknown operator of {dialect}", came=shown(op), accepted=", ".join(known)
         )
     return known[op]
-
-
-def invoke(
-    dialect: str,
-    op: str,
-    inputs: Mapping[str, object],
-    attributes: Mapping[str, object],
-    outputs: Outputs = None,
-    *,
-    out: np.ndarray | None = None,
-    arithmetic: Arithmetic | None = None,
-) -> dict[str, np.ndarray]:
-    """Call an operator. Inputs and attributes are given by the names that the dialect has for them.
-
-    Parameters
-    ----------
-    dialect, op : str
-    inputs : mapping of str to array
-        Optional inputs may be omitted or None.
-    attributes : mapping of str to value
-        Attributes with a default may be omitted.
-    outputs : int or collection of str, optional
-        The number of outputs, counted from the first, or their names; None: all.
-    out : numpy.ndarray, optional
-        Memory for the first output.
-    arithmetic : {"float32", "float64"}, optional
-        The type in which elements are computed; see `backnorm.arithmetic`.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        The requested outputs by name, in the schema's order.
-    """
-    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out, arithmetic=arithmetic)
-
-
-def canonical(
-    dialect: str,
-    op: str,
-    inputs: Mapping[str, object],
-    attributes: Mapping[str, object],
-    outputs: Outputs = None,
-    *,
-    arithmetic: Arithmetic | None = None,
-) -> CanonicalCall:
-    """Check a dialect's call and return the canonical call that it corresponds to."""
-    return operator(dialect, op).canonical(inputs, attributes, outputs, arithmetic=arithmetic)

@@ -72,7 +72,14 @@ TensorRole = Literal[
     "ignored",
 ]
 AttributeRole = Literal[
-    "epsilon", "data_format", "training", "frozen", "channel_axis", "reduced_axes"
+    "epsilon",
+    "data_format",
+    "training",
+    "frozen",
+    "channel_axis",
+    "reduced_axes",
+    "batch_weight",
+    "old_weight",
 ]
 AttributeType = Literal["f32", "f64", "i64", "string", "bool", "axes"]
 Range = Literal["positive", "not negative", "any"]
@@ -137,6 +144,8 @@ class AttributeSpec:
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
         ``"training"``; ``"frozen"`` is the opposite of ``"training"`` (of several such attributes,
         one that is true is enough), and ``"reduced_axes"`` are all axes that are not channel axes.
+        In the new running statistics, ``"batch_weight"`` is the weight of the batch, and
+        ``"old_weight"`` that of the old ones (None: 0.5).
     range : {"positive", "not negative", "any"}
         Accepted values of a number (always finite) or an integer. With "any", a negative channel
         axis counts from the end.

@@ -11,6 +11,7 @@ the batch.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from backnorm.dialects._run import Arrays
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data, opaque, vector
 from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
-from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
 
 __all__ = [
@@ -107,7 +107,7 @@ X = Annotated[ArrayLike, data("x", "T")]
 YBackprop = Annotated[ArrayLike, data("dy", "T")]
 Scale = Annotated[ArrayLike, channel("gamma", "float32")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
-AverageFactor = Annotated[float, attribute("f32", example=0.25)]
+AverageFactor = Annotated[float, attribute("f32", "batch_weight", example=0.25)]
 DataFormat = Annotated[Literal["NHWC", "NCHW"], attribute("string", "data_format")]
 DataFormatV3 = Annotated[
     Literal["NHWC", "NCHW", "NDHWC", "NCDHW"], attribute("string", "data_format")
@@ -233,9 +233,8 @@ def FusedBatchNormGradV3(
     """
 
 
-@operator(
-    _V2,
-    "backward",
+_gradients = partial(
+    operator,
     translate=_translate_gradient,
     x_backprop=data("dx", "T"),
     scale_backprop=channel("dgamma", "U"),
@@ -243,6 +242,9 @@ def FusedBatchNormGradV3(
     reserve_space_3=vector("empty", "U"),
     reserve_space_4=vector("empty", "U"),
 )
+
+
+@_gradients(_V2, "backward")
 def FusedBatchNormGradV2(
     *,
     y_backprop: YBackprop,
@@ -326,59 +328,22 @@ def FusedBatchNormGradV2(
     """
 
 
-@operator(
-    _V1,
-    "backward",
-    translate=_translate_gradient,
-    described_by=FusedBatchNormGradV2,
-    x_backprop=data("dx", "T"),
-    scale_backprop=channel("dgamma", "T"),
-    offset_backprop=channel("dbeta", "T"),
-    reserve_space_3=vector("empty", "T"),
-    reserve_space_4=vector("empty", "T"),
-)
-def FusedBatchNormGrad(
-    *,
-    y_backprop: YBackprop,
-    x: X,
-    scale: Scale,
-    reserve_space_1: Annotated[ArrayLike, channel("mean", "T")],
-    reserve_space_2: Annotated[ArrayLike, channel("variance", "T")],
-    epsilon: Epsilon = 0.0001,
-    data_format: DataFormat = "NHWC",
-    is_training: IsTraining = True,
-    name: Name = None,
-    reserve_space_2_is: ReserveSpace2Is = "variance",
-    arithmetic: Arithmetic | None = None,
-) -> Gradient:
-    """Gradients of batch normalisation: `FusedBatchNormGradV2` for float32 alone."""
+FusedBatchNormGrad = _gradients(_V1, "backward", name="FusedBatchNormGrad")(FusedBatchNormGradV2)
+"""Gradients of batch normalisation: `FusedBatchNormGradV2` for float32 alone."""
 
 
 def _translate_forward(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """Return the canonical call: a forward pass in training, or inference."""
+    """Return the canonical call, which has no running statistics if the batch is empty."""
     _check_statistics(call)
-    if call.attributes["is_training"]:
-        # For an empty batch, the weight is None, so that the kernel computes no running statistics.
-        # `_finish_forward` then returns NaN in their place.
-        weight = call.number("exponential_avg_factor") if call.count else None
-        return replace(canonical, weight=weight)
-    inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
+    return canonical if call.count else replace(canonical, weight=None)
 
 
 def _finish_forward(
     call: Call, arrays: Arrays, results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the statistics that the kernel has not returned. In training, the batch is empty, and the
-    running statistics are NaN. In inference, all statistics are those of the inputs.
-    """
-    for role in ("mean", "variance"):
-        if call.attributes["is_training"]:
-            results[f"running_{role}"] = np.full_like(results[role], np.nan)
-        else:
-            results[role] = arrays[role].astype(FLOAT32)
-            results[f"running_{role}"] = results[role].copy()
-    return results
+    """Add the running statistics of an empty batch, which are NaN."""
+    nan = {f"running_{role}": np.full_like(results[role], np.nan) for role in ("mean", "variance")}
+    return nan | results
 
 
 def _check_statistics(call: Call) -> None:
@@ -494,9 +459,8 @@ def FusedBatchNormV3(
     """
 
 
-@operator(
-    _V2,
-    "forward",
+_forward = partial(
+    operator,
     translate=_translate_forward,
     finish=_finish_forward,
     y=data("y", "T"),
@@ -505,6 +469,9 @@ def FusedBatchNormV3(
     reserve_space_1=channel("mean", "U"),
     reserve_space_2=channel("variance", "U"),
 )
+
+
+@_forward(_V2, "forward")
 def FusedBatchNormV2(
     *,
     x: X,
@@ -586,30 +553,5 @@ def FusedBatchNormV2(
     """
 
 
-@operator(
-    _V1,
-    "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
-    described_by=FusedBatchNormV2,
-    y=data("y", "T"),
-    batch_mean=channel("running_mean", "T"),
-    batch_variance=channel("running_variance", "T"),
-    reserve_space_1=channel("mean", "T"),
-    reserve_space_2=channel("variance", "T"),
-)
-def FusedBatchNorm(
-    *,
-    x: X,
-    scale: Annotated[ArrayLike, channel("gamma", "T")],
-    offset: Annotated[ArrayLike, channel("beta", "T")],
-    mean: Annotated[ArrayLike, vector("running_mean", "T")],
-    variance: Annotated[ArrayLike, vector("running_variance", "T")],
-    epsilon: Epsilon = 0.0001,
-    exponential_avg_factor: AverageFactor = 1.0,
-    data_format: DataFormat = "NHWC",
-    is_training: IsTraining = True,
-    name: Name = None,
-    arithmetic: Arithmetic | None = None,
-) -> Forward:
-    """Batch normalisation: `FusedBatchNormV2` for float32 alone."""
+FusedBatchNorm = _forward(_V1, "forward", name="FusedBatchNorm")(FusedBatchNormV2)
+"""Batch normalisation: `FusedBatchNormV2` for float32 alone."""

@@ -81,8 +81,8 @@ def run_step(
     pointwise = POINTWISE.get(step.op)
     if pointwise is None:
         requested = tuple(step.outputs)
-        return registry.invoke(
-            step.dialect, step.op, inputs, step.attributes, requested, arithmetic=arithmetic
+        return registry.operator(step.dialect, step.op).invoke(
+            inputs, step.attributes, requested, arithmetic=arithmetic
         )
     ((port, key),) = step.outputs.items()
     return {port: pointwise.compute(step.attributes, program.tensors[key].dtype, **inputs)}

@@ -65,7 +65,17 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+# The other layers call the same functions as those of linen.
+RARE = {name for name in CALLS if name.startswith(("state", "nnx"))}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(call, id=name, marks=[pytest.mark.long] * (name in RARE))
+        for name, call in CALLS.items()
+    ],
+)
 def test_derivatives_with_nan_outside_of_mask_are_those_of_other_padding(call, layer, normal):
     x, *parameters = layer(SHAPE, -1)
     tangents, weights = (normal(*SHAPE), normal(CHANNELS), normal(CHANNELS)), normal(*SHAPE)

@@ -219,6 +219,7 @@ for synchronized in (False, True):
 """
 
 
+@pytest.mark.long
 def test_layer_in_replicas_has_the_statistics_that_keras_has(backend):
     """Those of each replica's part, or with ``synchronized=True`` those of the whole batch."""
     if backend != "tensorflow":

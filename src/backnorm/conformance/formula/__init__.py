@@ -12,12 +12,14 @@ from backnorm.conformance.formula._backward import (
     BackwardFormula,
 )
 from backnorm.conformance.formula._channels import Channels
-from backnorm.conformance.formula._formula import Formula, Mistake, Values
+from backnorm.conformance.formula._formula import FEW_BITS, Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
 from backnorm.conformance.formula._rows import backward_formula
+from backnorm.conformance.formula._variations import of_images, other_inputs
 
 __all__ = [
     "BACKWARD",
+    "FEW_BITS",
     "FORWARD",
     "FORWARD_MISTAKES",
     "IMPRECISE",
@@ -30,4 +32,6 @@ __all__ = [
     "Mistake",
     "Values",
     "backward_formula",
+    "of_images",
+    "other_inputs",
 ]

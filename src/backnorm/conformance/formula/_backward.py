@@ -15,95 +15,26 @@ import numpy as np
 from backnorm.conformance.data import LayerData
 from backnorm.conformance.formula._channels import WIDE, Channels
 from backnorm.conformance.formula._formula import (
+    FEW_BITS,
     INVERSE_DEVIATION_MISTAKES,
     Formula,
     Mistake,
     Values,
 )
+from backnorm.conformance.formula._known import (
+    Known,
+    Sums,
+    always,
+    counting,
+    dx_of,
+    image_size,
+    sums_of,
+)
+from backnorm.conformance.formula._variations import in_parts, of_vectors
 from backnorm.conformance.judge import GRADIENTS, Quantity
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, rounded
 
 Array = np.ndarray
-
-
-def _sums(channels: Channels, mean: Array, c: Array) -> tuple[Array, Array]:
-    return channels.dy.sum(1), (channels.dy * c).sum(1)
-
-
-def _dx(channels: Channels, c: Array, gain: Array, mean_dy: Array, projection: Array) -> Array:
-    dx: Array = gain[:, None] * (channels.dy - mean_dy[:, None] - c * projection[:, None])
-    return dx
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """The numbers of the channels after the sums, and the right numbers that follow from these.
-
-    Attributes
-    ----------
-    channels : Channels
-    count : float
-        M.
-    gamma, s : numpy.ndarray
-        gamma, and the inverse deviation.
-    sum_dy, sum_dy_xmu : numpy.ndarray
-        sum dy, and sum dy*(x - mean).
-    """
-
-    channels: Channels
-    count: float
-    # Arrays; their arithmetic has no more precise type either.
-    gamma: Any
-    s: Any
-    sum_dy: Any
-    sum_dy_xmu: Any
-
-    @property
-    def gain(self) -> Any:
-        """The product gamma*s."""
-        return self.gamma * self.s
-
-    @property
-    def mean_dy(self) -> Any:
-        """The mean sum(dy)/M."""
-        return self.sum_dy / self.count
-
-    @property
-    def projection(self) -> Any:
-        """The product s**2 * sum(dy*(x - mean))/M."""
-        return self.s * self.s * self.sum_dy_xmu / self.count
-
-    @property
-    def dgamma(self) -> Any:
-        """The product s * sum(dy*(x - mean))."""
-        return self.s * self.sum_dy_xmu
-
-    def s_of(self, epsilon: float = 0.0, bessel: bool = False) -> Any:
-        """The inverse deviation with another epsilon, or with an unbiased variance."""
-        variance: Any = self.channels.variance
-        if bessel:
-            variance = variance * self.count / max(self.count - 1, 1)
-        return 1.0 / np.sqrt(variance + epsilon)
-
-
-Sums = Callable[[Channels, Array, Array], tuple[Array, Array]]
-
-
-def _counting(places: Callable[[Channels], Any], times: float) -> Sums:
-    """Return sums in which the elements of a channel at `places` count `times` times, not once."""
-
-    def sums(channels: Channels, mean: Array, c: Array) -> tuple[Array, Array]:
-        sum_dy, sum_dy_xmu = _sums(channels, mean, c)
-        at = places(channels)
-        dy = channels.dy[:, at]
-        more = times - 1.0
-        return sum_dy + more * dy.sum(1), sum_dy_xmu + more * (dy * c[:, at]).sum(1)
-
-    return sums
-
-
-def _image(channels: Channels) -> int:
-    return channels.count // max(channels.images, 1)
 
 
 #: Mistakes that implementations make, each in one step of the formula.
@@ -138,7 +69,20 @@ MISTAKES = tuple(
          "statistics", lambda ch: (np.roll(ch.mean, -1), np.roll(ch.variance, -1))),
         ("statistics-of-first-image",
          "the statistics of the first image are used instead of those that were passed",
-         "statistics", lambda ch: ch.of_first(_image(ch))),
+         "statistics", lambda ch: ch.of_first(image_size(ch))),
+        ("statistics-of-last-image",
+         "the statistics of the last image are used instead of those that were passed",
+         "statistics", lambda ch: ch.of_last(image_size(ch))),
+        ("initial-statistics",
+         "the statistics 0 and 1 are used instead of those that were passed",
+         "statistics", lambda ch: (0.0 * ch.mean, np.ones_like(ch.variance))),
+        ("second-moment", "the mean of x**2 is used for the variance", "statistics",
+         lambda ch: (ch.mean, ch.of_x[1] + ch.of_x[0] ** 2)),
+        ("mean-of-all-channels", "the average of the means is used in each channel",
+         "statistics", lambda ch: (np.full_like(ch.mean, ch.mean.mean()), ch.variance)),
+        ("statistics-of-all-channels",
+         "the averages of the means and of the variances are used in each channel", "statistics",
+         lambda ch: tuple(np.full_like(a, a.mean()) for a in (ch.mean, ch.variance))),
         *INVERSE_DEVIATION_MISTAKES,
         ("variance-for-inverse", "the variance is used as if it were the inverse deviation",
          "inverse_deviation", lambda w, e, ch: w),
@@ -158,30 +102,42 @@ MISTAKES = tuple(
          lambda ch: ch.count / max(ch.images, 1)),
         ("count-of-all", "the number of all elements is used for M", "count",
          lambda ch: ch.x.size),
+        ("count-of-channels", "the number of channels is used for M", "count",
+         lambda ch: len(ch.x)),
         ("last-left-out", "the sums lack the last element of a channel", "sums",
-         _counting(lambda ch: [-1], 0)),
+         counting(lambda ch: [-1], 0)),
         ("first-left-out", "the sums lack the first element of a channel", "sums",
-         _counting(lambda ch: [0], 0)),
+         counting(lambda ch: [0], 0)),
         ("first-twice", "the sums count the first element of a channel twice", "sums",
-         _counting(lambda ch: [0], 2)),
+         counting(lambda ch: [0], 2)),
         ("last-twice", "the sums count the last element of a channel twice", "sums",
-         _counting(lambda ch: [-1], 2)),
+         counting(lambda ch: [-1], 2)),
         ("all-twice", "the sums count each element twice", "sums",
-         _counting(lambda ch: slice(None), 2)),
+         counting(lambda ch: slice(None), 2)),
         ("first-image-left-out", "the sums lack the first image", "sums",
-         _counting(lambda ch: slice(_image(ch)), 0)),
+         counting(lambda ch: slice(image_size(ch)), 0)),
         ("last-image-left-out", "the sums lack the last image", "sums",
-         _counting(lambda ch: slice(ch.count - _image(ch), None), 0)),
+         counting(lambda ch: slice(ch.count - image_size(ch), None), 0)),
         ("first-image-twice", "the sums count the first image twice", "sums",
-         _counting(lambda ch: slice(_image(ch)), 2)),
+         counting(lambda ch: slice(image_size(ch)), 2)),
         ("last-image-twice", "the sums count the last image twice", "sums",
-         _counting(lambda ch: slice(ch.count - _image(ch), None), 2)),
+         counting(lambda ch: slice(ch.count - image_size(ch), None), 2)),
         ("first-image-alone", "the sums are over the first image alone", "sums",
-         _counting(lambda ch: slice(_image(ch), None), 0)),
+         counting(lambda ch: slice(image_size(ch), None), 0)),
         ("first-half-alone", "the sums are over the first half of a channel alone", "sums",
-         _counting(lambda ch: slice(ch.count // 2, None), 0)),
+         counting(lambda ch: slice(ch.count // 2, None), 0)),
         ("last-half-alone", "the sums are over the last half of a channel alone", "sums",
-         _counting(lambda ch: slice(ch.count // 2), 0)),
+         counting(lambda ch: slice(ch.count // 2), 0)),
+        ("every-second", "the sums are over every second element of a channel alone", "sums",
+         counting(lambda ch: slice(1, None, 2), 0)),
+        ("of-all-channels", "the sums are over all channels", "sums",
+         lambda ch, mean, c: (
+             np.full_like(mean, ch.dy.sum()), np.full_like(mean, (ch.dy * c).sum())
+         )),
+        ("averaged-over-channels", "the sums are averages over all channels", "sums",
+         lambda ch, mean, c: (
+             np.full_like(mean, ch.dy.sum(1).mean()), np.full_like(mean, (ch.dy * c).sum(1).mean())
+         )),
         ("not-centred", "the sum is of dy*x, not of dy*(x - mean)", "sums",
          lambda ch, mean, c: (ch.dy.sum(1), (ch.dy * ch.x).sum(1))),
         ("no-mean-dy", "dx lacks the term sum(dy)/M", "mean_dy", lambda k: 0.0 * k.mean_dy),
@@ -192,6 +148,8 @@ MISTAKES = tuple(
          lambda k: k.mean_dy * k.count / max(k.count - 1, 1)),
         ("no-division-of-mean-dy", "the sum of dy is not divided by M", "mean_dy",
          lambda k: k.sum_dy),
+        ("mean-dy-less", "the sum of dy is divided by M twice", "mean_dy",
+         lambda k: k.mean_dy / k.count),
         ("mean-dy-no-gamma", "the term sum(dy)/M is not multiplied by gamma", "mean_dy",
          lambda k: k.mean_dy / k.gamma),
         ("mean-dy-gamma-twice", "the term sum(dy)/M is multiplied by gamma twice", "mean_dy",
@@ -222,6 +180,10 @@ MISTAKES = tuple(
          "projection", lambda k: k.projection * k.count / max(k.count - 1, 1)),
         ("no-division-of-projection", "the sum along x - mean is not divided by M", "projection",
          lambda k: k.projection * k.count),
+        ("projection-less", "the sum along x - mean is divided by M twice", "projection",
+         lambda k: k.projection / k.count),
+        ("along-x", "dx has a term along x, not along x - mean", "centre",
+         lambda ch, mean: 0.0 * mean),
         ("projection-no-gamma", "the term along x - mean is not multiplied by gamma",
          "projection", lambda k: k.projection / k.gamma),
         ("projection-gamma-twice", "the term along x - mean is multiplied by gamma twice",
@@ -240,6 +202,8 @@ MISTAKES = tuple(
         ("factor-no-epsilon", "the factor of dy in dx alone has s without epsilon", "factor",
          lambda k, gain: gain * k.s_of() / k.s),
         ("no-dy", "dx lacks the term of dy", "factor", lambda k, gain: 0.0 * gain),
+        ("dy-added", "dx has dy added to it", "added", lambda ch: (1.0, 0.0)),
+        ("x-added", "dx has x added to it", "added", lambda ch: (0.0, 1.0)),
         ("gamma-of-neighbour", "the gamma of the next channel is used", "gain",
          lambda k: np.roll(k.gamma, -1) * k.s),
         ("gamma-of-channel-before", "the gamma of the channel before is used", "gain",
@@ -247,10 +211,14 @@ MISTAKES = tuple(
         ("gamma-of-channel-0", "the gamma of channel 0 is used in each channel", "gain",
          lambda k: k.gamma[0] * k.s),
         ("no-gamma", "dx is not multiplied by gamma", "gain", lambda k: k.s),
+        ("gamma-plus-one", "1 + gamma is used for gamma", "gain",
+         lambda k: (1.0 + k.gamma) * k.s),
         ("gamma-absolute", "dx is multiplied by |gamma|", "gain", lambda k: np.abs(k.gamma) * k.s),
         ("gamma-twice", "dx is multiplied by gamma twice", "gain", lambda k: k.gain * k.gamma),
         ("dx-sign", "dx has the wrong sign", "gain", lambda k: -k.gain),
         ("dx-twice", "dx is twice what it should be", "gain", lambda k: 2.0 * k.gain),
+        ("dx-images", "dx is divided by the number of images", "gain",
+         lambda k: k.gain / k.channels.images),
         ("dx-mean", "dx is divided by M", "gain", lambda k: k.gain / k.count),
         ("gain-no-s", "dx is not multiplied by s", "gain", lambda k: k.gamma),
         ("gain-s-squared", "dx is multiplied by s**2 instead of s", "gain",
@@ -268,10 +236,17 @@ MISTAKES = tuple(
          lambda k: k.dgamma / k.gamma),
         ("dgamma-twice", "dgamma is twice what it should be", "dgamma", lambda k: 2.0 * k.dgamma),
         ("dbeta-twice", "dbeta is twice what it should be", "dbeta", lambda k: 2.0 * k.sum_dy),
+        ("dgamma-images", "dgamma is divided by the number of images", "dgamma",
+         lambda k: k.dgamma / k.channels.images),
+        ("dgamma-of-dx", "dgamma is the sum of dx*(x - mean)*s, not of dy*(x - mean)*s", "dgamma",
+         lambda k: k.s * (k.dx * k.centred).sum(1)),
         ("dgamma-mean", "dgamma is divided by M", "dgamma", lambda k: k.dgamma / k.count),
         ("dgamma-sign", "dgamma has the wrong sign", "dgamma", lambda k: -k.dgamma),
         ("dgamma-zero", "dgamma is 0", "dgamma", lambda k: 0.0 * k.dgamma),
         ("dgamma-dbeta", "dgamma has the values of dbeta", "dgamma", lambda k: k.sum_dy),
+        ("dbeta-images", "dbeta is divided by the number of images", "dbeta",
+         lambda k: k.sum_dy / k.channels.images),
+        ("dbeta-of-dx", "dbeta is the sum of dx, not of dy", "dbeta", lambda k: k.dx.sum(1)),
         ("dbeta-mean", "dbeta is divided by M", "dbeta", lambda k: k.sum_dy / k.count),
         ("dbeta-gamma", "dbeta is multiplied by gamma", "dbeta", lambda k: k.gamma * k.sum_dy),
         ("dbeta-s", "dbeta is multiplied by s", "dbeta", lambda k: k.s * k.sum_dy),
@@ -283,40 +258,31 @@ MISTAKES = tuple(
 )  # fmt: skip
 
 
-def _of_vectors(channels: Channels) -> list[Mistake]:
-    """Return the mistakes of vectorised loops in the last elements.
-
-    Such a loop adds 4 to 64 elements at a time. It forgets the elements at the end of a row, of an
-    image or of a channel that do not fill a vector; or its last vector overlaps the one before,
-    whose elements count twice.
-    """
-    found = []
-    sizes = {channels.row: "each row", _image(channels): "each image", channels.count: "a channel"}
-    for size, whole in sizes.items():
-        steps = [step for step in (4, 8, 16, 32, 64) if size % step and size > step]
-        index = np.arange(channels.count) % max(size, 1)
-        for rest in sorted({size % step for step in steps}):
-            # `MISTAKES` already has the mistake that leaves out only the last element.
-            if (rest, size) != (1, channels.count):
-                says = f"the sums lack the last {rest} of the {size} elements of {whole}"
-                places = np.flatnonzero(index >= size - rest)
-                found.append(Mistake("tail-left-out", says, "sums", _counting(_always(places), 0)))
-        for step in steps:
-            first, last = size - step, size // step * step
-            which = f"element {first}" if last - first == 1 else f"elements {first} to {last - 1}"
-            says = f"the sums count {which} of {whole} twice"
-            places = np.flatnonzero((index >= first) & (index < last))
-            found.append(
-                Mistake("overlap-counted-twice", says, "sums", _counting(_always(places), 2))
-            )
-    return found
+def _places(own: Array, values: Array) -> tuple[Array, str]:
+    """Return the channels whose values are nearest to wrong numbers, and the first one in words."""
+    found = np.abs(own[:, None] - values).argmin(1)
+    at = int(np.argmax(found != np.arange(found.size)))
+    return found, f"that of channel {found[at]} in channel {at}"
 
 
-def _always(value: Any) -> Callable[[Channels], Any]:
-    return lambda channels: value
+def _other_variances(channels: Channels, found: Array) -> Iterator[Mistake]:
+    """Yield the mistakes with which the variances are those that were found in wrong results."""
+    passed = channels.variance
+    is_other = np.abs(found - passed) > FEW_BITS * (passed + channels.epsilon)
+    if not is_other.any():
+        says = "s = 1/sqrt(variance + epsilon) has few right bits"
+        yield Mistake("s-other", says, "statistics", always((channels.mean, found)))
+        return
+    bound = float(np.median(found[is_other]))
+    for says, variance in (
+        (f"a variance below {bound:.3g} counts as {bound:.3g}", np.maximum(passed, bound)),
+        (f"a variance above {bound:.3g} counts as {bound:.3g}", np.minimum(passed, bound)),
+        ("another variance is used than the one that was passed", found),
+    ):
+        yield Mistake("variance-other", says, "statistics", always((channels.mean, variance)))
 
 
-def _narrow_sums(dtype: np.dtype) -> Callable[[Channels, Array, Array], tuple[Array, Array]]:
+def _narrow_sums(dtype: np.dtype) -> Sums:
     def sums(channels: Channels, mean: Array, c: Array) -> tuple[Array, Array]:
         terms = channels.dy, channels.dy * c
         one, other = (each.astype(FLOAT64).sum(1, dtype=dtype).astype(WIDE) for each in terms)
@@ -387,6 +353,11 @@ class BackwardFormula(Formula):
         dgamma and dbeta.
     factor : callable
         Takes what is known, and the gain; returns the factor of dy in the dx of training: the gain.
+    centre : callable
+        Takes the channels and the mean; returns what dx alone has for the mean in its term along
+        x - mean.
+    added : callable
+        Takes the channels; returns the multiples of dy and of x that are added to dx.
     dx : callable
         Takes the channels, x - mean, gain, mean_dy and projection; returns the dx of training.
     """
@@ -408,26 +379,46 @@ class BackwardFormula(Formula):
     training: Callable[[Channels], bool] = lambda ch: ch.training
     count: Callable[[Channels], float] = lambda ch: ch.count
     deviation: Callable[[Array, Array], Array] = lambda x, mean: x - mean
-    sums: Callable[[Channels, Array, Array], tuple[Array, Array]] = _sums
+    sums: Callable[[Channels, Array, Array], tuple[Array, Array]] = sums_of
     gain: Callable[[Known], Array] = lambda k: k.gain
     mean_dy: Callable[[Known], Array] = lambda k: k.mean_dy
     projection: Callable[[Known], Array] = lambda k: k.projection
     dgamma: Callable[[Known], Array] = lambda k: k.dgamma
     dbeta: Callable[[Known], Array] = lambda k: k.sum_dy
     factor: Callable[[Known, Array], Array] = lambda k, gain: gain
-    dx: Callable[[Channels, Array, Array, Array, Array], Array] = _dx
+    centre: Callable[[Channels, Array], Array] = lambda ch, mean: mean
+    added: Callable[[Channels], tuple[float, float]] = lambda ch: (0.0, 0.0)
+    dx: Callable[[Channels, Array, Array, Array, Array], Array] = dx_of
 
     def known_mistakes(self, channels: Channels) -> list[Mistake]:
         """Return the catalogue, and what vectorised loops do wrong in the last elements."""
-        return [*MISTAKES, *_of_vectors(channels)]
+        return [*MISTAKES, *of_vectors(channels)]
+
+    def partial_mistakes(self, channels: Channels) -> list[Mistake]:
+        """Return the mistakes of sums in a part of the results."""
+        return list(in_parts(self.known_mistakes(channels), channels))
 
     @np.errstate(all="ignore")
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
-        """Yield another epsilon, another M, and in training other statistics."""
-        # With one or two channels, another epsilon or M explains a mistake that is none of these.
-        known = {"gain", "offset", "slope", "dgamma"}
-        if not known <= own.keys() or own["gain"].size < 3:
+        """Yield other gammas, another epsilon, and in training another M and other statistics."""
+        # With one or two channels, another number explains a mistake that is none of these.
+        if not {"gain", "offset", "slope", "dgamma"} <= own.keys() or own["gain"].size < 3:
             return
+        s = self.inverse_deviation(channels.variance, channels.epsilon, channels)
+        right = self.numbers(channels)
+        found, such = _places(own["gain"] / s, channels.gamma)
+        says = f"the gamma of other channels is used, such as {such}"
+        yield Mistake("gamma-other", says, "gain", lambda k: k.gamma[found] * k.s)
+        of_gamma, such = _places(own["dgamma"], right["dgamma"])
+        says = f"dgamma has the values of other channels, such as {such}"
+        dgamma = Mistake("dgamma-other", says, "dgamma", lambda k: k.dgamma[of_gamma])
+        says = f"dgamma and dbeta have the values of other channels, such as {such}"
+        of_beta, such = _places(own.get("dbeta", right["dbeta"]), right["dbeta"])
+        step: Any = lambda k: k.dbeta[of_beta]  # noqa: E731
+        both = Mistake("parameters-other", says, "dgamma", dgamma.function, {"dbeta": step})
+        says = f"dbeta has the values of other channels, such as {such}"
+        dbeta = Mistake("dbeta-other", says, "dbeta", step)
+        yield from (dgamma, dbeta, both)
         variance = np.square(channels.gamma / own["gain"])
         epsilon = float(np.median(variance - channels.variance))
         if epsilon >= 0:
@@ -436,19 +427,17 @@ class BackwardFormula(Formula):
             yield Mistake("epsilon-other", says, "inverse_deviation", inverse_deviation)
         if not self.training(channels):
             return
-        right = self.numbers(channels)
         count = float(np.median(channels.count * right["offset"] / own["offset"]))
         says = f"{count:.4g} is used for M, which is {channels.count}"
         yield Mistake("count-other", says, "count", lambda ch: count)
         variance -= channels.epsilon
+        yield from _other_variances(channels, variance)
         sum_dy, sum_dy_x = self.sums(channels, channels.mean, channels.x)
         mean = (sum_dy_x - own["dgamma"] * np.sqrt(variance + channels.epsilon)) / sum_dy
-        fitted = {"mean": (mean, channels.variance), "variance": (channels.mean, variance)}
-        for name, statistics in fitted.items():
-            says = f"another {name} is used than the one that was passed"
-            yield Mistake(f"{name}-other", says, "statistics", _always(statistics))
+        says = "another mean is used than the one that was passed"
+        yield Mistake("mean-other", says, "statistics", always((mean, channels.variance)))
         says = "another mean and another variance are used than those that were passed"
-        yield Mistake("statistics-other", says, "statistics", _always((mean, variance)))
+        yield Mistake("statistics-other", says, "statistics", always((mean, variance)))
 
     def functions(self, channels: Channels) -> Values:
         """Return dy, 1 and x - mean."""
@@ -465,22 +454,30 @@ class BackwardFormula(Formula):
                 # If the steps are wrong, they may subtract another `mean` from x than
                 # channels.mean. `slope` is the factor of x - channels.mean. So `slope` times the
                 # difference of the two means is added to `offset`.
-                offset = -gain * mean_dy + slope * (channels.mean - mean)
-        return {"gain": factor, "offset": offset, "slope": slope, "dgamma": dgamma, "dbeta": dbeta}
+                offset = -gain * mean_dy + slope * (channels.mean - self.centre(channels, mean))
+            of_dy, of_x = self.added(channels)
+            gain, offset, slope = factor + of_dy, offset + of_x * channels.mean, slope + of_x
+        return {"gain": gain, "offset": offset, "slope": slope, "dgamma": dgamma, "dbeta": dbeta}
 
     def rows(self, channels: Channels) -> Iterator[tuple[Quantity, Array]]:
         """Yield dbeta, dgamma and dx."""
         with np.errstate(all="ignore"):
-            _, c, gain, factor, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
+            mean, c, gain, factor, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
         yield "dbeta", dbeta
         yield "dgamma", dgamma
         with np.errstate(all="ignore"):
             if not self.training(channels):
                 dx = factor[:, None] * channels.dy
             else:
+                centre = self.centre(channels, mean)
+                if centre is not mean:
+                    c = c + (mean - centre)[:, None]
                 dx = self.dx(channels, c, gain, mean_dy, projection)
                 if factor is not gain:
                     dx = dx + (factor - gain)[:, None] * channels.dy
+            of_dy, of_x = self.added(channels)
+            if of_dy or of_x:
+                dx = dx + of_dy * channels.dy + of_x * channels.x
         yield "dx", dx
 
     def _evaluated(self, channels: Channels) -> tuple[Array, ...]:

@@ -81,7 +81,15 @@ class Channels:
 
     def of_first(self, count: int) -> tuple[Array, Array]:
         """Return the mean and the biased variance of the first `count` elements of each channel."""
-        x, count = self.x[:, :count], max(count, 1)
-        with np.errstate(all="ignore"):
-            mean = x.sum(1) / count
-            return mean, np.square(x - mean[:, None]).sum(1) / count
+        return _statistics(self.x[:, :count])
+
+    def of_last(self, count: int) -> tuple[Array, Array]:
+        """Return those of the last `count` elements."""
+        return _statistics(self.x[:, self.count - count :])
+
+
+def _statistics(x: Array) -> tuple[Array, Array]:
+    count = max(x.shape[1], 1)
+    with np.errstate(all="ignore"):
+        mean = x.sum(1) / count
+        return mean, np.square(x - mean[:, None]).sum(1) / count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,6 +17,12 @@ from backnorm.dtypes import FLOAT64, rounded
 Array = np.ndarray
 #: Arrays by name: numbers of shape (C,) by the name of a coefficient or of a result.
 Values = Mapping[str, Array]
+
+#: If the relative errors of a wrong output are at most this number, the diagnosis is low precision.
+#: Larger errors mean another mistake. The relative error of an element is its error, divided by the
+#: largest magnitude in the element's channel. The relative error of per-channel numbers is the norm
+#: of their errors, divided by the norm of the right numbers.
+FEW_BITS = 2.0**-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +39,15 @@ class Mistake:
         The field of the formula.
     function : callable
         Replaces the right step.
+    also : mapping
+        Further steps that the same mistake replaces, by their fields.
     """
 
     name: str
     says: str
     step: str
     function: Callable[..., Any]
+    also: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 def _round(tensor: Array, dtype: np.dtype) -> Array:
@@ -67,15 +76,22 @@ class Formula(ABC):
 
     def wrong(self, *mistakes: Mistake) -> Self:
         """Return the formula with these mistakes."""
-        return replace(self, **{mistake.step: mistake.function for mistake in mistakes})
+        steps: dict[str, Callable[..., Any]] = {}
+        for mistake in mistakes:
+            steps |= {mistake.step: mistake.function, **mistake.also}
+        return replace(self, **steps)
 
     def inputs(self, data: LayerData, **options: Any) -> Channels:
         """Return the inputs of a call, as :meth:`Channels.of` does."""
         return Channels.of(data, **options)
 
     def known_mistakes(self, channels: Channels) -> Sequence[Mistake]:
-        """Return the mistakes that a diagnosis of these inputs looks for."""
+        """Return the mistakes that a diagnosis of these inputs looks for, alone and in pairs."""
         return self.mistakes
+
+    def partial_mistakes(self, channels: Channels) -> Sequence[Mistake]:
+        """Return the same mistakes in a part of the results, for which it looks afterwards."""
+        return ()
 
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
         """Yield mistakes with a number that is computed from wrong results.
@@ -134,6 +150,10 @@ INVERSE_DEVIATION_MISTAKES = (
      lambda w, e, _: 1.0 / np.sqrt(w + e * e)),
     ("roots-added", "the roots of variance and epsilon are added", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + np.sqrt(e))),
+    ("root-twice", "the root is taken twice: the fourth root of variance + epsilon is used",
+     "inverse_deviation", lambda w, e, _: 1.0 / np.sqrt(np.sqrt(w + e))),
+    ("variance-squared", "the square of the variance is used for the variance",
+     "inverse_deviation", lambda w, e, _: 1.0 / np.sqrt(w * w + e)),
     ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
      "inverse_deviation", lambda w, e, _: 1.0 / (w + e)),
     ("deviation-for-inverse", "the standard deviation is used instead of its inverse",

@@ -17,15 +17,11 @@ import numpy as np
 
 from backnorm.conformance.axes import BATCH_NORM, Normalization
 from backnorm.conformance.data import LayerData
-from backnorm.conformance.formula._backward import (
-    BACKWARD,
-    MISTAKES,
-    BackwardFormula,
-    Known,
-    _of_vectors,
-)
+from backnorm.conformance.formula._backward import BACKWARD, MISTAKES, BackwardFormula
 from backnorm.conformance.formula._channels import WIDE, Channels
 from backnorm.conformance.formula._formula import Mistake, Values
+from backnorm.conformance.formula._known import Known
+from backnorm.conformance.formula._variations import of_vectors
 from backnorm.conformance.judge import Quantity
 from backnorm.dtypes import FLOAT64
 
@@ -249,35 +245,43 @@ _RMS_MISTAKES = tuple(
     )
 )  # fmt: skip
 
-# Mistakes of batch normalisation that are none here, or whose sums are others here.
-_OTHERS = {"not-frozen", "dgamma-bessel"}
-# Those that are none without a mean.
-_OF_MEAN = {
-    "statistics-of-x", "mean-of-x", "statistics-swapped", "mean-ignored", "mean-of-neighbour",
-    "mean-of-channel-before", "mean-of-channel-0", "statistics-of-neighbour", "not-centred",
-    "statistics-of-first-image", "frozen",
+# Mistakes that are none in a normalisation, or the same as others.
+_NONE = {"not-frozen", "dgamma-bessel", "dy-added", "dgamma-of-dx", "dbeta-of-dx"}
+_NONE_IN = {
+    "rms-norm": {
+        "statistics-of-x", "mean-of-x", "statistics-swapped", "mean-ignored", "mean-of-neighbour",
+        "mean-of-channel-before", "mean-of-channel-0", "statistics-of-neighbour", "not-centred",
+        "frozen", "all-twice", "projection-less-one", "dgamma-mean", "second-moment",
+        "mean-of-all-channels", "along-x",
+    },
+    # gamma is the same number in all elements of a row.
+    "instance-norm": {
+        "mean-dy-gamma-again", "projection-gamma-again", "sums-gamma-again", "gamma-outside",
+        "gamma-squared",
+    },
 }  # fmt: skip
 
 
 @cache
 def _mistakes(normalization: Normalization) -> tuple[Mistake, ...]:
     """Return the catalogue of a normalisation."""
-    of_batch, has_groups = [], normalization.name == "group-norm"
-    for each in MISTAKES:
-        is_absent = each.name in _OTHERS or (
-            "gamma" in each.name and each.step not in ("dgamma", "dbeta")
-        )
-        is_absent |= "image" in each.name and not has_groups
-        if not normalization.is_centred:
-            is_absent |= each.name in _OF_MEAN or each.step == "mean_dy"
-        if not is_absent:
-            of_batch.append(replace(each, says=worded(each.says, normalization)))
+    absent = _NONE | _NONE_IN.get(normalization.name, set())
+    has_groups = normalization.name == "group-norm"
+    of_batch = [
+        replace(each, says=worded(each.says, normalization))
+        for each in MISTAKES
+        if ("gamma" not in each.name or each.step in ("dgamma", "dbeta"))
+        and (has_groups or "image" not in each.name)
+    ]
     rows = [m for m in ROW_MISTAKES if has_groups or "group" not in m.name]
-    if normalization.is_centred:
-        return (*of_batch, *rows)
-    rows = [m for m in rows if "mean-dy" not in m.name and not m.name.startswith("sums")]
-    rows = [replace(m, says=m.says.replace("x - mean", "x")) for m in rows]
-    return (*of_batch, *_RMS_MISTAKES, *rows)
+    if not normalization.is_centred:
+        of_batch = [m for m in of_batch if m.step not in ("mean_dy", "dbeta")]
+        words = ("x - mean", "x"), ("dgamma and dbeta", "dgamma")
+        for word, other in words:
+            rows = [replace(m, says=m.says.replace(word, other)) for m in rows]
+        rows = [m for m in rows if "mean-dy" not in m.name and not m.name.startswith("sums")]
+    every = [m for m in (*of_batch, *rows) if m.name not in absent]
+    return (*every, *(() if normalization.is_centred else _RMS_MISTAKES))
 
 
 def worded(says: str, normalization: Normalization) -> str:
@@ -322,8 +326,12 @@ class RowFormula(BackwardFormula):
         """Return the catalogue of the normalisation, and what vectorised loops do wrong."""
         assert isinstance(channels, Rows)
         kind = channels.normalization
-        vectors = [replace(m, says=worded(m.says, kind)) for m in _of_vectors(channels)]
+        vectors = [replace(m, says=worded(m.says, kind)) for m in of_vectors(channels)]
         return [*_mistakes(kind), *vectors]
+
+    def partial_mistakes(self, channels: Channels) -> list[Mistake]:
+        """Return no mistakes: the sums of dx and those of the parameters have other elements."""
+        return []
 
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
         """Yield another epsilon and another M."""
@@ -332,7 +340,7 @@ class RowFormula(BackwardFormula):
         for each in BackwardFormula.fitted_mistakes(
             self, channels, {**rows, "dgamma": np.full(len(channels.x), np.nan)}
         ):
-            if each.step != "statistics":
+            if each.step in ("inverse_deviation", "count"):
                 yield each
 
     def functions(self, channels: Channels) -> Values:

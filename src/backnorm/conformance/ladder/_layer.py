@@ -9,16 +9,21 @@ import numpy as np
 
 from backnorm import reference
 from backnorm.conformance._grade import BoundKind, Rung
+from backnorm.conformance.data import LayerData
 from backnorm.conformance.judge import GRADIENTS, LAYER_RESULTS, Quantity
-from backnorm.conformance.ladder._forward import ForwardLadder, Running
+from backnorm.conformance.ladder._forward import ForwardLadder
 from backnorm.conformance.ladder._gradients import GradientLadder
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import ROUNDOFF
-from backnorm.dtypes import FLOAT32, FLOAT64
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 from backnorm.reference import Exact, FloatArray
 
 # How many roundings an element of y has in evaluation.
 _NORMALIZED = 19
+# How many roundings to 16 bits a term may have on the rung `serial`. Layers differ in what they
+# round: autograd adds the terms of dx in the type of x, and layers with 16-bit parameters compute
+# statistics, products and sums in this type.
+_NARROW = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +44,8 @@ class LayerLadder(Ladder):
     moves : tuple of float64 arrays
         By how much dx and dgamma change for a change of the mean, and for a relative change of
         1/sqrt(variance + epsilon): two arrays for each.
+    parameters : numpy.dtype
+        The element type of the parameters and of the running statistics.
     """
 
     results: ClassVar[tuple[Quantity, ...]] = LAYER_RESULTS
@@ -47,57 +54,47 @@ class LayerLadder(Ladder):
     gradients: GradientLadder
     terms_of: dict[str, FloatArray]
     moves: dict[str, tuple[FloatArray, FloatArray]]
+    parameters: np.dtype
 
     @classmethod
     def of(
-        cls,
-        x: np.ndarray,
-        dy: np.ndarray,
-        gamma: np.ndarray | None,
-        beta: np.ndarray | None,
-        running: tuple[np.ndarray, np.ndarray],
-        *,
-        epsilon: float,
-        training: bool,
-        momentum: float,
+        cls, data: LayerData, running: tuple[np.ndarray, np.ndarray], *, training: bool
     ) -> LayerLadder:
         """Return the ladder of a layer, whose channels are on axis 1.
 
         Parameters
         ----------
-        x, dy, gamma, beta, epsilon
-            As in :func:`reference.backward` and :func:`reference.forward`.
+        data : LayerData
+            `mean` and `variance` are not used.
         running : tuple of numpy.ndarray
             The running mean and variance before the call.
         training : bool
-        momentum : float
-            The weight of the batch in the running statistics, as in PyTorch. The running variance
-            gets the unbiased variance of the batch.
         """
+        x, epsilon = data.x, data.epsilon
         count = x.size // max(x.shape[1], 1)
         if not training:
             mean, variance = running
-            output = reference.inference(x, mean, variance, gamma, beta, epsilon=epsilon)
+            output = reference.inference(x, mean, variance, data.gamma, data.beta, epsilon=epsilon)
             values = {"y": output.y, "running_mean": Exact.of(mean)}
             values["running_variance"] = Exact.of(variance)
             # A kernel may compute y as a multiple of x plus a number of the channel.
             shape = (1, -1) + (1,) * (x.ndim - 2)
             s = (1.0 / np.sqrt(variance.astype(FLOAT64) + epsilon)).reshape(shape)
-            gain = s if gamma is None else s * np.abs(gamma.astype(FLOAT64)).reshape(shape)
+            gain = s * np.abs(data.gamma.astype(FLOAT64)).reshape(shape)
             apart = 2.0 * gain * np.abs(mean.astype(FLOAT64)).reshape(shape)
             terms = {"y": output.y_terms + apart, "running_mean": np.abs(mean).astype(FLOAT64)}
             terms["running_variance"] = np.abs(variance).astype(FLOAT64)
             ladder = None
         else:
-            known = Running(*running, momentum, unbiased=True)
-            ladder = replace(ForwardLadder.of(x, gamma, beta, epsilon=epsilon), running=known)
+            ladder = ForwardLadder.of_layer(replace(data, mean=running[0], variance=running[1]))
             mean, variance = ladder.values.mean.hi, ladder.values.variance.hi
             values, terms = {}, {}
         gradients = GradientLadder.of(
-            x, dy, mean, variance, gamma, epsilon=epsilon, training=training
+            x, data.dy, mean, variance, data.gamma, epsilon=epsilon, training=training
         )
-        moves = {} if ladder is None else _moves(x, dy, mean, variance, gamma, epsilon, gradients)
-        return cls(values, x.dtype, count, ladder, gradients, terms, moves)
+        moves = {} if ladder is None else _moves(data, mean, variance, gradients)
+        kind = running[0].dtype
+        return cls(values, x.dtype, count, ladder, gradients, terms, moves, kind)
 
     def value(self, name: Quantity) -> Exact:
         """Return the exact value of a result."""
@@ -120,17 +117,35 @@ class LayerLadder(Ladder):
         self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: np.ndarray
     ) -> FloatArray:
         """Return the bound of each element's error before the last rounding."""
-        unit = 2.0**-45 if rung == "float64" else ROUNDOFF[FLOAT64 if self.is_wide else FLOAT32]
+        own = self._of_pass(name, rung, kind, output, below)
+        if rung != "serial" or not is_16_bit(self.data):
+            return own
+        type_of_terms = self.data if name == "dx" else self.parameters
+        if name.startswith("running") and self.training is None:
+            return own
+        terms = self.terms(name)
+        if name == "y" and self.training is not None:
+            terms = self.training.direct
+        rounded: FloatArray = own + _NARROW * ROUNDOFF[type_of_terms] * terms
+        return rounded
+
+    def _of_pass(
+        self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: np.ndarray
+    ) -> FloatArray:
+        """Return the bound without roundings to 16 bits."""
         if name in GRADIENTS:
             own = self.gradients.slack(name, rung, kind, output, below)
             if self.training is None or name not in self.moves:
                 return own
             by_mean, by_s = self.moves[name]
             error, relative = self.training.errors(rung, kind, output)
+            if rung == "serial" and is_16_bit(self.parameters):
+                error = error + ROUNDOFF[self.parameters] * self.training.channels.mean
             shape = (1, -1) + (1,) * (own.ndim - 2) if own.ndim > 1 else (-1,)
             return own + by_mean * error.reshape(shape) + by_s * relative.reshape(shape)
         if self.training is not None:
             return self.training.slack(name, rung, kind, output, below)
+        unit = 2.0**-45 if rung == "float64" else ROUNDOFF[FLOAT64 if self.is_wide else FLOAT32]
         return (_NORMALIZED if name == "y" else 0.0) * unit * self.terms(name)
 
     @property
@@ -140,25 +155,19 @@ class LayerLadder(Ladder):
 
 
 def _moves(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    epsilon: float,
-    gradients: GradientLadder,
+    data: LayerData, mean: np.ndarray, variance: np.ndarray, gradients: GradientLadder
 ) -> dict[str, tuple[FloatArray, FloatArray]]:
     """Return `LayerLadder.moves`, from the derivatives of the gradients' formulas."""
-    shape = (1, -1) + (1,) * (x.ndim - 2)
-    s = (1.0 / np.sqrt(variance + epsilon)).reshape(shape)
-    normalized = np.abs(x - mean.reshape(shape)) * s
+    shape = (1, -1) + (1,) * (data.x.ndim - 2)
+    s = (1.0 / np.sqrt(variance + data.epsilon)).reshape(shape)
+    normalized = np.abs(data.x - mean.reshape(shape)) * s
     dgamma, dbeta = (
         np.abs(gradients.value(name).hi).reshape(shape) for name in ("dgamma", "dbeta")
     )
-    gain = s if gamma is None else s * np.abs(gamma.astype(FLOAT64)).reshape(shape)
+    gain = s * np.abs(data.gamma.astype(FLOAT64)).reshape(shape)
     count = gradients.count
     by_mean = gain * s * (dgamma + normalized * dbeta) / count
-    by_s = gain * (np.abs(dy.astype(FLOAT64)) + (dbeta + 3.0 * normalized * dgamma) / count)
+    by_s = gain * (np.abs(data.dy.astype(FLOAT64)) + (dbeta + 3.0 * normalized * dgamma) / count)
     return {
         "dx": (by_mean, by_s),
         "dgamma": ((s * dbeta).reshape(-1), dgamma.reshape(-1)),

@@ -74,6 +74,9 @@ class Outcome:
         The inputs to which the subject wrote.
     unchanged : sequence of str
         The outputs that had the same bits in a call with another dy (in a forward pass: another x).
+    nonlinear : mapping
+        By the name of a gradient that is not linear in dy: an element, and the same element of a
+        call with :data:`~.operations.VARIED` times dy.
     varied : mapping
         By the name of an input: the outputs of a call after this input has changed in place.
     overwritten : sequence of str
@@ -90,6 +93,7 @@ class Outcome:
     is_repeatable: bool = False
     changed: Sequence[str] = ()
     unchanged: Sequence[str] = ()
+    nonlinear: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     varied: Mapping[str, Arrays] = field(default_factory=dict)
     overwritten: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)

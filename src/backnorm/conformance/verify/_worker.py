@@ -46,7 +46,7 @@ from backnorm.conformance.verify._segfault import SegfaultRecord
 from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
-from backnorm.conformance.verify.operations import operation_of, varied
+from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
@@ -78,9 +78,11 @@ class Worker:
         self.memory = job["memory"] << 20
         self.record = SegfaultRecord(self.folder)
         try:
-            # Triton's interpreter has one grid at a time.
-            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
             operation = job["selection"]["operation"]
+            # A layer has one state, and Triton's interpreter one grid at a time.
+            self.is_threaded = not (
+                job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
+            )
             self.subject: Any
             if job["command"]:
                 self.subject = OfCommand(job["subject"])
@@ -171,6 +173,7 @@ class Worker:
             is_repeatable=is_repeatable,
             changed=memory.changed or tight.changed,
             unchanged=unchanged,
+            nonlinear=nonlinear(first, second) if operation_of(case).varied == "dy" else {},
             varied=others,
             overwritten=overwritten,
         )

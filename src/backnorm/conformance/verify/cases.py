@@ -23,7 +23,7 @@ from backnorm.conformance.diagnosis import (
     diagnostic_data,
 )
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
-from backnorm.conformance.layers import layer_recipes
+from backnorm.conformance.layers import has_layer, layer_recipe, layer_recipes
 from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OPERATIONS, OperationName
@@ -44,6 +44,7 @@ __all__ = [
     "TIERS",
     "Selection",
     "check_names",
+    "has_case",
     "of_operation",
     "recipes",
     "selected",
@@ -142,14 +143,12 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
-    if selection.operation == "layer":
-        yield from filter(selection.takes, layer_recipes(selection.shapes))
-        return
+    if selection.operation == "layer" and selection.huge:
+        raise ArgumentValueError("--huge", "must be absent for a layer")
     named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
     known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
-    kind = OPERATIONS[selection.operation].normalization
     for recipe in itertools.chain(known, named):
-        if selection.takes(recipe) and _has_case(recipe, kind):
+        if selection.takes(recipe) and has_case(recipe, selection.operation):
             yield of_operation(recipe, selection.operation)
 
 
@@ -160,16 +159,21 @@ def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
         recipe = _in_groups(recipe, kind)
     elif kind != BATCH_NORM:
         recipe = replace(recipe, normalization=kind)
-    return forward_recipe(recipe) if operation == "forward" else recipe
+    makers = {"forward": forward_recipe, "layer": layer_recipe}
+    return makers[operation](recipe) if operation in makers else recipe
 
 
-def _has_case(recipe: Recipe, kind: Normalization) -> bool:
-    """Whether the case of batch normalisation is one of another normalisation, too. All of these
-    have variable statistics, and exact data have only channels for rows.
+def has_case(recipe: Recipe, operation: OperationName) -> bool:
+    """Whether the case of a backward pass of batch normalisation is one of an operation, too.
+
+    All other normalisations have variable statistics, and exact data have only channels for rows.
     """
-    is_exact = recipe.purpose.startswith("exact")
-    fits = recipe.training and not is_exact and recipe.variant.data_format in kind.layouts
-    return kind == BATCH_NORM or fits
+    if operation == "layer":
+        return has_layer(recipe)
+    kind = OPERATIONS[operation].normalization
+    fits = recipe.variant.data_format in kind.layouts and recipe.repeats == 1
+    is_row = recipe.training and not recipe.purpose.startswith("exact")
+    return kind == BATCH_NORM or (fits and is_row)
 
 
 def _in_groups(recipe: Recipe, kind: Normalization) -> Recipe:
@@ -191,8 +195,13 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
         for dtype in map(DTYPES.__getitem__, selection.dtypes)
         for statistics in reversed(statistics_types(dtype))
         for layout in selection.layouts
+        if layout in OPERATIONS[selection.operation].normalization.layouts
     )
-    return [each for each in variants if _is_in_tier(each, selection)]
+    is_layer = selection.operation == "layer"
+    return [
+        each for each in variants
+        if _is_in_tier(each, selection) and not (is_layer and each.data_format == "NXC")
+    ]  # fmt: skip
 
 
 def _is_in_tier(variant: Variant, selection: Selection) -> bool:
@@ -219,8 +228,8 @@ def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings
     return Recipe(purpose, variant, in_layout(shape, variant.data_format), **settings)
 
 
-def _of_tier(selection: Selection) -> Iterator[Recipe]:
-    forward, full = selection.operation == "forward", selection.tier == "full"
+def _of_battery(selection: Selection) -> Iterator[Recipe]:
+    forward = selection.operation == "forward"
     kind = OPERATIONS[selection.operation].normalization.name
     for variant in _variants():
         diagnostic: tuple[int, ...] = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
@@ -232,12 +241,17 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
     for recipe in battery.recipes():
         if _is_in_tier(recipe.variant, selection) and (has_forward(recipe) or not forward):
             yield recipe
+
+
+def _of_tier(selection: Selection) -> Iterator[Recipe]:
+    forward, full = selection.operation == "forward", selection.tier == "full"
+    yield from layer_recipes() if selection.operation == "layer" else _of_battery(selection)
     yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
-            if kind in ("layer-norm", "rms-norm"):
+            if selection.operation in ("layer-norm", "rms-norm"):
                 yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
     if selection.huge:
         variant = Variant(BFLOAT16, FLOAT32, "NCX")

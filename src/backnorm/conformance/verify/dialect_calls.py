@@ -70,7 +70,7 @@ def _call(
     } | flags
     taken = _inputs(schema, inputs, case)
     try:
-        canonical = registry.canonical(schema.dialect, schema.op, taken, attributes)
+        canonical = registry.operator(schema.dialect, schema.op).canonical(taken, attributes)
     except ArgumentError as error:
         accepted = f"; expected {error.accepted}" if error.accepted else ""
         raise RefusedError(f"{error.argument}: {error.problem}{accepted}") from error
@@ -146,6 +146,10 @@ def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
 
 def rules_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | RowOperator:
     """Return the rules of an operator, as :func:`schema_of` does, or of one that is only judged."""
+    for each in ROW_OPERATORS:
+        if (each.dialect, each.op) == (dialect, op) and each.operation != operation:
+            problem = f"must be {each.operation} for {op}"
+            raise ArgumentValueError("--operation", problem, came=operation)
     if any(each.operation == operation for each in ROW_OPERATORS):
         return row_operator(dialect, op, operation)
     return schema_of(dialect, op, operation)

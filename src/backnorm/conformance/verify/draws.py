@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.conformance.axes import BATCH_NORM
 from backnorm.conformance.battery import Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
-from backnorm.conformance.verify.operations import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS, OperationName
 from backnorm.dtypes import ELEMENT_TYPES, rounded
 from backnorm.errors import ArgumentValueError
 
@@ -69,6 +70,14 @@ _ROWS = (_TRAINING, _GAMMA, _STATISTICS, _EPSILON, _X, _DY, _STORAGE)
 # A forward pass has no dy, takes no statistics, and has no other words for its memory. Its epsilon
 # is not 0, because x of one element per channel has the variance 0.
 _FORWARD = (_GAMMA, {word: row for word, row in _EPSILON.items() if row[1]["epsilon"]}, _X)
+# A layer has its own epsilon, and the statistics of its x. Without "far", because flax computes the
+# variance by squares, and without strides, with some of which PyTorch's layers are wrong.
+_LAYER = (
+    _TRAINING,
+    {word: row for word, row in _GAMMA.items() if word != "nogamma"},
+    {word: row for word, row in _X.items() if word != "far"},
+    _DY,
+)
 _WORDS = {word: about for row in _ROWS for word, about in row.items()}
 _NAME = re.compile(r"drawn-([\dx]+)((?:-[a-z].*?)?)-(\w+)-(\w+)-(NCX|NXC)")
 
@@ -144,7 +153,7 @@ def _data(*arguments: Any, words: Sequence[str], **options: Any) -> LayerData:
     mean, variance = data.mean.astype(float), data.variance.astype(float)
     gamma, dy, kind = data.gamma.copy(), data.dy.copy(), data.mean.dtype
     if "foreign" in words:
-        mean, variance = mean + 0.5, 3.0 * variance + 0.5
+        mean, variance = mean + 0.5 * data.normalization.is_centred, 3.0 * variance + 0.5
     if data.epsilon < _SAFE_EPSILON:
         variance = np.maximum(variance, _SAFE_VARIANCE)
     if "gamma1" in words:
@@ -253,7 +262,9 @@ def _strategy(variants: Sequence[Variant], operation: OperationName) -> Any:
     """Return hypothesis's strategy for recipes."""
     from hypothesis import strategies
 
-    rows = _FORWARD if operation == "forward" else _ROWS
+    rows: Sequence[_Row] = {"forward": _FORWARD, "layer": _LAYER}.get(operation, _ROWS)
+    if OPERATIONS[operation].normalization != BATCH_NORM:
+        rows = [row for row in _ROWS if row is not _TRAINING]
 
     @strategies.composite
     def recipes(draw: Any) -> Recipe:

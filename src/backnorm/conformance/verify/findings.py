@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
+from backnorm.conformance._naming import AS_ROUNDED
 from backnorm.conformance._naming import sentence as in_words
 from backnorm.conformance.diagnosis import Diagnosis
+from backnorm.conformance.formula import FEW_BITS
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.conditions import condition
@@ -36,6 +37,8 @@ _FAULTS = {
 # If a verdict has one of these faults, its text describes what happened in the call, so a finding
 # quotes this text.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
+# The mistake that makes sizes unequal in cases of other shapes than the diagnostic ones.
+_MISREAD = ("layout-ignored",)
 # The largest number of cases that a finding names.
 _NAMED = 8
 
@@ -108,10 +111,12 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     )
     of_formula = list(_of_formula(of_selection))
     of_formula = _joined(of_selection, [*of_formula, *_of_conditions(of_selection, of_formula)])
+    misread = [each for each in of_formula if (each.id,) == _MISREAD]
+    unread = [v for v in of_selection.verdicts if not any(each.explains(v) for each in misread)]
     others = [
         *_of_numbers(of_selection, of_formula),
-        *_unusable(of_selection),
-        *_faults(of_selection),
+        *_unusable(replace(of_selection, verdicts=unread)),
+        *_faults(replace(of_selection, verdicts=unread)),
         *_below(of_selection, at_least),
     ]
     found = of_formula + sorted(others, key=lambda finding: -len(finding.cases))
@@ -155,18 +160,27 @@ def _of_formula(results: Results) -> Iterator[Finding]:
     groups = {name: group_of(recipe) for name, recipe in results.recipes.items()}
     # The names of cases with at most one element per channel, so that a sum has one term.
     single = {name for name, recipe in results.recipes.items() if recipe.count <= 1}
-    # Maps the text of a diagnosis to all cases that have this diagnosis.
-    diagnosed: dict[str, list[str]] = {}
+    # Lists of the cases that have one mistake.
+    causes: list[list[str]] = []
     for case, diagnosis in results.diagnoses.items():
-        if case in names and is_diagnostic(case):
-            diagnosed.setdefault(diagnosis.says, []).append(case)
-    of_diagnosed = {case for each in diagnosed.values() for case in each}
-    for says, each in diagnosed.items():
+        if case not in names or not is_diagnostic(case):
+            continue
+        alike = (each for each in causes if results.diagnoses[each[0]].agrees(diagnosis))
+        cause = next(alike, None)
+        if cause is None:
+            causes.append([case])
+        else:
+            is_clearer = results.diagnoses[cause[0]].is_ambiguous and not diagnosis.is_ambiguous
+            cause.insert(0 if is_clearer else len(cause), case)
+    of_diagnosed = {case for each in causes for case in each}
+    for each in causes:
         diagnosis = results.diagnoses[each[0]]
-        shown = {groups[case] for case in each}
+        says, shown = diagnosis.says, {groups[case] for case in each}
         explained = [verdict for verdict in inexact if groups[verdict.case] in shown]
         outputs = {verdict.output for verdict in explained if verdict.case in of_diagnosed}
         explained = [verdict for verdict in explained if verdict.output in outputs]
+        if diagnosis.names == _MISREAD:
+            explained += [v for v in results.verdicts if _misfits(v) and groups[v.case] in shown]
         if diagnosis.kind == "precision" and any(
             verdict.case in single and _exceeds_few_bits(verdict) for verdict in explained
         ):
@@ -176,6 +190,11 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             "-".join(diagnosis.names) or diagnosis.kind, says, explained, results,
             first=each[0], evidence=diagnosis.evidence, is_diagnosis=True,
         )  # fmt: skip
+
+
+def _misfits(verdict: Verdict) -> bool:
+    """Whether the call failed, or the output has a wrong type or shape."""
+    return verdict.status in ("error", "wrong") and verdict.grade is None
 
 
 def _of_draws(results: Results) -> Iterator[Finding]:
@@ -267,7 +286,7 @@ def _of_group(
     if known is not None:
         hints.append(known)
     # A diagnosis that names one mistake comes before one that cannot tell two.
-    hints.sort(key=lambda each: (not each.names, "-or-" in "".join(each.names)))
+    hints.sort(key=lambda each: (not each.names, each.is_ambiguous))
     text, evidence = (hints[0].says, hints[0].evidence) if hints else (_size(worst)[0], {})
     if says is not None:
         wrong = {verdict.output for verdict in verdicts}

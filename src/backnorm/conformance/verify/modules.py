@@ -1,90 +1,100 @@
-"""Layers as subjects: modules of PyTorch, with parameters and running statistics of their own."""
+"""Layers as subjects: parameters and running statistics of a case are written into them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import Inputs
+from backnorm.conformance.verify.frameworks import Layer, role_of
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.conformance.verify.tensors import Tensors
+from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
 from backnorm.peers.torch_tensors import to_array
 
-__all__ = ["OfModule", "is_module"]
+__all__ = ["OfModule"]
 
-# The last parts of the names of a layer's tensors. All other tensors, such as
-# `num_batches_tracked`, are set to 0.
-_NAMES = {
-    "gamma": ("weight", "gamma", "scale"),
-    "beta": ("bias", "beta", "shift"),
-    "running_mean": ("running_mean", "moving_mean"),
-    "running_variance": ("running_var", "running_variance", "moving_var", "moving_variance"),
-}
 # The ranks of x that are tried if the file of a layer has no `get_inputs`.
 _RANKS = 4, 3, 2, 5
-_EPSILON, _MOMENTUM = 1e-5, 0.1
-
-
-def is_module(found: Any) -> bool:
-    """Whether an object is a module of PyTorch, or a class of modules."""
-    kind = found if isinstance(found, type) else type(found)
-    return any(
-        f"{k.__module__}.{k.__name__}" == "torch.nn.modules.module.Module" for k in kind.mro()
-    )
+# A layer of a fixed number of channels gets at most this many groups of them.
+_GROUPS = 32
+_PARAMETERS, _RUNNING = ("gamma", "beta"), ("running_mean", "running_variance")
+_ROLES = *_PARAMETERS, *_RUNNING
 
 
 class OfModule:
-    """A module of PyTorch, or a class of modules.
+    """A layer of a framework, or a class of layers.
 
-    A class is called with `get_init_inputs()` of its file, or else with a case's number of
-    channels. A module of C channels gets the channels of a case in groups of C, because no channel
-    depends on another. Its x has the rank of `get_inputs()[0]`, or else a rank that it takes.
+    A class is called with `get_init_inputs()` of its file, or else as its framework's classes are.
+    A layer of C channels gets the channels of a case in groups of C, because no channel depends on
+    another. Its x has the rank of `get_inputs()[0]`, or else a rank that it takes.
 
     Parameters
     ----------
-    found : torch.nn.Module, or a class of modules
+    found : object
+        A layer, or a class of layers.
+    kind : type of Layer
     tensors : Tensors
-        The tensors of PyTorch.
+        The tensors of the layer's framework.
 
     Attributes
     ----------
     options : dict
-        The last module's own epsilon and momentum, and whether it has gamma and beta. Attributes
-        of a module say so (`eps`, `momentum`, `affine`), and are those of PyTorch if absent.
+        The last layer's own options, see :meth:`LayerCase.with_options`.
     """
 
-    def __init__(self, found: Any, tensors: Tensors) -> None:
-        self._found, self._tensors = found, tensors
-        kind = found if isinstance(found, type) else type(found)
-        file: Any = sys.modules.get(kind.__module__)
-        if isinstance(found, type) and hasattr(file, "get_init_inputs"):
-            self._found = found(*file.get_init_inputs())
-        if not isinstance(self._found, type):
-            _names(self._found)
-        self._rank: int | None = None
-        if hasattr(file, "get_inputs"):
-            self._rank = file.get_inputs()[0].ndim
+    def __init__(self, found: Any, kind: type[Layer], tensors: Tensors) -> None:
+        self._found, self._kind, self._tensors = found, kind, tensors
+        own = found if isinstance(found, type) else type(found)
+        file: Any = sys.modules.get(own.__module__)
+        is_class = isinstance(found, type) and hasattr(file, "get_init_inputs")
+        self._arguments = file.get_init_inputs() if is_class else None
+        self._rank = file.get_inputs()[0].ndim if hasattr(file, "get_inputs") else 0
+        self._layers: dict[Any, Layer] = {}
         self.options: dict[str, Any] = {}
+        with contextlib.suppress(RefusedError):
+            self._layer(3, (FLOAT32, FLOAT32))
+
+    def _layer(self, channels: int, types: tuple[np.dtype, np.dtype]) -> Layer:
+        """Return the layer for cases with these channels and types; find out the rank of its x."""
+        key = channels, *types
+        if key not in self._layers:
+            layer = self._kind(self._found, self._arguments, channels, types)
+            self._layers = {key: layer}
+            taken = (rank for rank in _RANKS if self._takes(rank, layer, channels, types))
+            self._rank = self._rank or next(taken, _RANKS[0])
+        return self._layers[key]
+
+    def _takes(self, rank: int, layer: Layer, channels: int, types: tuple[Any, Any]) -> bool:
+        """Whether a layer takes x of this rank."""
+        width = layer.width or channels
+        ones = np.ones((2, width, 2, 2, 2)[:rank], types[0])
+        inputs = dict.fromkeys(_ROLES, np.ones(width, types[1])) | {"x": ones, "dy": ones}
+        try:
+            self._results(layer, rank, inputs, training=True)
+        except ArgumentValueError:
+            raise
+        except Exception:
+            return False
+        return True
 
     def __call__(self, inputs: Inputs, case: Case) -> dict[str, np.ndarray | None]:
-        """Run the module forwards and backwards; return y, its gradients, and its statistics."""
-        channels = case.data.x.shape[1]
-        module = self._found(channels) if isinstance(self._found, type) else self._found
-        names, state = _names(module), _state(module)
-        width = next((state[name].numel() for name in names.values()), channels)
-        if self._rank is None:
-            self._rank = _rank_of(module, width)
-        self.options = _options(module)
-        if not case.training and "running_variance" not in names:
-            raise RefusedError("the module has no running statistics")
-        module.train(case.training)
+        """Run the layer forwards and backwards; return y, its gradients, and its statistics."""
+        x, gamma = inputs["x"], inputs["gamma"]
+        assert x is not None
+        assert gamma is not None
+        channels = x.shape[1]
+        layer = self._layer(channels, (x.dtype, gamma.dtype))
+        width = layer.width or channels
+        if channels > _GROUPS * width:
+            raise RefusedError(f"more than {_GROUPS} times the {width} channels of the layer")
         found = []
         for group in np.resize(np.arange(channels), (-(-channels // width), width)):
             parts = inputs
@@ -94,7 +104,8 @@ class OfModule:
                     name: None if a is None else np.take(a, group, int(a.ndim > 1))
                     for name, a in inputs.items()
                 }
-            found.append(self._results(module, names, parts))
+            found.append(self._results(layer, self._rank, parts, training=case.training))
+        self.options = layer.options
         return {
             name: None
             if array is None
@@ -104,104 +115,72 @@ class OfModule:
             for name, array in found[0].items()
         }
 
-    def _results(self, module: Any, names: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
-        """Write the inputs into the module, and run it on x and dy."""
-        import torch
-
-        whole = inputs["x"]
-        assert whole is not None
-        data = [_with_rank(inputs[name], self._rank) for name in ("x", "dy")]
-        with self._tensors.operands([*data, *(inputs[name] for name in names)]) as values:
-            x, dy, *written = values
-            module.to(device=x.device, dtype=x.dtype)
-            state = _state(module)
-            with torch.no_grad():
-                for buffer in module.buffers():
-                    buffer.zero_()
-                for name, value in zip(names.values(), written, strict=True):
-                    if value is not None:
-                        state[name].copy_(value)
-            module.zero_grad(set_to_none=True)
-            x = x.detach().requires_grad_()
-            y = module(x)
-            y.backward(dy)
-            own = {role: state[name] for role, name in names.items()}
-            found = {role: each for role, each in own.items() if role.startswith("running")}
-            found |= {f"d{role}": own[role].grad for role in ("gamma", "beta") if role in own}
-            found |= {"y": y, "dx": x.grad}
-        arrays = {name: None if each is None else to_array(each) for name, each in found.items()}
+    def _results(
+        self, layer: Layer, rank: int, inputs: Mapping[str, Any], *, training: bool
+    ) -> dict[str, Any]:
+        """Run a layer on x and dy, with the parameters and the running statistics of the inputs."""
+        data = [_with_rank(inputs[name], rank, layer.axis) for name in ("x", "dy")]
+        values = [np.ascontiguousarray(inputs[name]) for name in _PARAMETERS]
+        # A layer may update its running statistics in place.
+        values += [inputs[name].copy() for name in _RUNNING]
+        with self._tensors.operands([*data, *values]) as (x, dy, *tensors):
+            known = dict(zip(_ROLES, tensors, strict=True))
+            names = layer.names(x)
+            roles = _roles(names)
+            if not training and "running_variance" not in roles:
+                raise RefusedError("the layer has no running statistics")
+            of_parameters, of_state = (
+                {name: known[role] for role, name in roles.items() if names[name] == is_parameter}
+                for is_parameter in (True, False)
+            )
+            ran = self._tensors.gradients(layer, training, of_parameters, of_state, x, dy)
+            found = {role: ran.state.get(roles[role]) for role in _RUNNING if role in roles}
+            found |= {f"d{n}": ran.of_parameters.get(roles.get(n, "")) for n in _PARAMETERS}
+            found |= {"y": ran.y, "dx": ran.dx}
+        arrays = {name: _array(each) for name, each in found.items()}
         for name in ("y", "dx"):
-            arrays[name] = _with_shape(arrays[name], whole.shape)
-        return {"dgamma": None, "dbeta": None} | {
-            name: None if a is None else a.copy() for name, a in arrays.items()
-        }
+            arrays[name] = _with_shape(arrays[name], inputs["x"].shape, layer.axis)
+        return arrays
 
 
-def _state(module: Any) -> dict[str, Any]:
-    """Return the parameters and buffers of a module by name."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+def _array(tensor: Any) -> np.ndarray | None:
+    """Return a copy of a tensor of any framework."""
+    if tensor is None:
+        return None
+    return np.array(to_array(tensor) if hasattr(tensor, "detach") else tensor)
 
 
-def _names(module: Any) -> dict[str, str]:
-    """Return the names of a layer's tensors: gamma, beta, and the running statistics, if it has
-    them.
-    """
+def _roles(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of gamma, beta and the running statistics, of those that a layer has."""
     found: dict[str, str] = {}
-    for name in _state(module):
-        for role, spellings in _NAMES.items():
-            if name.rpartition(".")[2] in spellings:
-                if role in found:
-                    raise ArgumentValueError(
-                        "SUBJECT", f"must have only one {role}", came=f"{found[role]} and {name}",
-                        accepted="a module with one batch normalisation and nothing else",
-                    )  # fmt: skip
-                found[role] = name
+    for name in names:
+        role = role_of(name)
+        if role in found:
+            raise ArgumentValueError(
+                "SUBJECT", f"must have only one {role}", came=f"{found[role]} and {name}",
+                accepted="a layer with one batch normalisation and nothing else",
+            )  # fmt: skip
+        if role is not None:
+            found[role] = name
     return found
 
 
-def _options(module: Any) -> dict[str, Any]:
-    """Return `OfModule.options` of a module."""
-    known: dict[str, Any] = {}
-    for part in module.modules():
-        known |= {n: getattr(part, n) for n in ("eps", "momentum", "affine") if hasattr(part, n)}
-    momentum = known.get("momentum", _MOMENTUM)
-    return {
-        "epsilon": float(known.get("eps", _EPSILON)),
-        # None is the average of all batches, of which there is one.
-        "momentum": 1.0 if momentum is None else float(momentum),
-        "scaled": known.get("affine") is not False,
-    }
-
-
-def _rank_of(module: Any, channels: int) -> int:
-    """Return a rank of x that a module takes."""
-    import torch
-
-    state = next(iter(_state(module).values()), torch.zeros(()))
-    for rank in _RANKS:
-        x = torch.ones((2, channels, 2, 2, 2)[:rank], device=state.device)
-        with contextlib.suppress(Exception), torch.no_grad():
-            module(x)
-            return rank
-    return _RANKS[0]
-
-
-def _with_rank(array: Any, rank: Any) -> np.ndarray:
-    """Return x or dy with as many axes as a module takes, and the same channels."""
+def _with_rank(array: Any, rank: int, axis: int) -> np.ndarray:
+    """Return x or dy with as many axes as a layer takes, and the same channels."""
     images, channels, *space = array.shape
     if rank == 2:
         return np.ascontiguousarray(np.moveaxis(array, 1, -1)).reshape(-1, channels)
     ones = [1] * max(rank - 2 - len(space), 0)
     sizes = [*space, *ones][: rank - 3]
     found: np.ndarray = array.reshape(images, channels, *sizes, -1)
-    return found
+    return found if axis == 1 else np.ascontiguousarray(np.moveaxis(found, 1, -1))
 
 
-def _with_shape(array: Any, shape: tuple[int, ...]) -> Any:
+def _with_shape(array: Any, shape: tuple[int, ...], axis: int) -> Any:
     """Return y or dx with the shape of the case's x; `array` itself if it has not its elements."""
     if array is None or array.size != math.prod(shape):
         return array
-    if array.ndim == 2:
+    if array.ndim == 2 or axis == -1:
         images, channels, *space = shape
         return np.moveaxis(array.reshape(images, *space, channels), -1, 1)
     return array.reshape(shape)

@@ -14,7 +14,14 @@ import numpy as np
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
-from backnorm.conformance.formula import FORWARD, WRONG, Formula, Mistake, backward_formula
+from backnorm.conformance.formula import (
+    FEW_BITS,
+    FORWARD,
+    WRONG,
+    Formula,
+    Mistake,
+    backward_formula,
+)
 from backnorm.conformance.forward_battery import ForwardCase
 from backnorm.conformance.judge import (
     FORWARD_RESULTS,
@@ -25,14 +32,16 @@ from backnorm.conformance.judge import (
 )
 from backnorm.conformance.ladder import BoundKind, ForwardLadder, Ladder, Rung, gradient_ladder
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
-from backnorm.dtypes import FLOAT32, is_16_bit
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 
 __all__ = [
     "OPERATIONS",
+    "VARIED",
     "Operation",
     "OperationName",
     "RefusedError",
     "catches",
+    "nonlinear",
     "operation_of",
     "proves",
     "varied",
@@ -42,6 +51,11 @@ OperationName = Literal[
     "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
 ]
 Outputs = Mapping[str, np.ndarray | None]
+
+#: The factor by which an array is varied, except a variance. It is not -1, because `verify` calls a
+#: kernel with dy, then with the varied dy, then with dy. If the varied dy were -dy, a kernel that
+#: wrongly adds up the results of these three calls would return the correct result.
+VARIED = -0.5
 
 
 class RefusedError(Exception):
@@ -88,17 +102,38 @@ class Operation:
 def varied(case: Case, name: str) -> Case:
     """Return a case with another value of one input, or of epsilon.
 
-    An array is multiplied by -0.5, but a variance by 3. The factor is not -1, because `verify`
-    calls a kernel with dy, then with the varied dy, then with dy. If the varied dy were -dy, a
-    kernel that wrongly adds up the results of these three calls would return the correct result.
+    An array is multiplied by :data:`VARIED`, but a variance by 3.
     """
     changed: Any = 4.0 * case.data.epsilon + 0.25
     if name != "epsilon":
         array = getattr(case.data, name)
-        factor = 3.0 if name == "variance" else -0.5
+        factor = 3.0 if name == "variance" else VARIED
         changed = (factor * array.astype(float)).astype(array.dtype)
     values: dict[str, Any] = {name: changed}
     return replace(case, data=replace(case.data, **values))
+
+
+@np.errstate(all="ignore")
+def nonlinear(first: Outputs, second: Outputs) -> dict[str, tuple[float, float]]:
+    """Return the gradients that are not linear in dy, with the element that shows it best.
+
+    Parameters
+    ----------
+    first, second : mapping
+        The outputs of a call, and of one with :data:`VARIED` times dy. If they are linear in dy,
+        rounding alone can make the second ones differ from this multiple of the first ones.
+    """
+    found = dict[str, tuple[float, float]]()
+    for name in GRADIENTS:
+        one, other = first.get(name), second.get(name)
+        if one is None or other is None or one.shape != other.shape or not one.size:
+            continue
+        one, other = one.astype(FLOAT64), other.astype(FLOAT64)
+        gap = np.abs(other - VARIED * one)
+        if gap.max() > FEW_BITS * np.abs(other).max():
+            at = int(gap.argmax())
+            found[name] = float(one.flat[at]), float(other.flat[at])
+    return found
 
 
 def operation_of(case: Case) -> Operation:
@@ -131,7 +166,12 @@ def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
 
 
 def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
-    return (case.data.x.dtype,)
+    x, statistics = case.data.x.dtype, cast("LayerCase", case).running[0].dtype
+    if name == "y":
+        # Frameworks that promote types return y in the type of the parameters.
+        return (x,) if x == statistics else (x, statistics)
+    own = x if name == "dx" else statistics
+    return (own, FLOAT32) if is_16_bit(own) and name.startswith("running") else (own,)
 
 
 #: The operations by name.

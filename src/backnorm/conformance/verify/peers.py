@@ -157,29 +157,6 @@ def _aten_of_rows(op: str) -> Callable[..., Any]:
     return call
 
 
-def _instance_norm_of_torch(
-    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, epsilon: float
-) -> tuple[Any, ...]:
-    """Return the gradients as PyTorch computes them: by the batch normalisation of an image of N*C
-    channels, with repeated parameters.
-    """
-    import torch
-
-    if mean.dtype != FLOAT32 and is_16_bit(x.dtype):
-        raise RefusedError("the statistics of 16-bit data are float32")
-    images, channels, *space = x.shape
-    shape = 1, images * channels, *space, *[1] * (not space)
-    scale = np.ones(channels, mean.dtype) if gamma is None else gamma
-    inverse = (1 / np.sqrt(variance.astype(np.float64) + epsilon)).astype(variance.dtype)
-    dx, *parameters = torch.ops.aten.native_batch_norm_backward(
-        to_tensor(np.ascontiguousarray(dy)).reshape(shape),
-        to_tensor(np.ascontiguousarray(x)).reshape(shape), to_tensor(np.tile(scale, images)),
-        None, None, to_tensor(mean.reshape(-1)), to_tensor(inverse.reshape(-1)), True, epsilon,
-        [True] * 3,
-    )  # fmt: skip
-    return dx.reshape(x.shape), *(each.reshape(images, channels).sum(0) for each in parameters)
-
-
 def _onednn_layer_norm(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *,
     begin_norm_axis: int, use_affine: bool, epsilon: float,
@@ -395,7 +372,6 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
             "layer-norm": Pass(_aten_of_rows("native_layer_norm_backward"), "aten"),
             "group-norm": Pass(_aten_of_rows("native_group_norm_backward"), "aten"),
-            "instance-norm": Pass(_instance_norm_of_torch, is_strided=True),
         },
         "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
         "jax": {

@@ -33,6 +33,7 @@ from backnorm.conformance.verify._events import (
 from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import (
     Selection,
+    has_case,
     of_operation,
     recipes,
     variants_to_draw,
@@ -353,7 +354,7 @@ class _Draws:
         selection, name = self.results.job.selection, recipe.name
         if self._progress is not None:
             self._progress(int(time.monotonic() - self._started), int(self.results.job.budget))
-        if selection.skips(name):
+        if selection.skips(name) or not has_case(recipe, selection.operation):
             return False
         if name not in self._found:
             recipe = of_operation(recipe, selection.operation)

@@ -2,9 +2,10 @@
 
 A subject takes the inputs of a case and returns the operation's results by name. Each class of
 subjects has one calling convention: the canonical one (:class:`Function`), that of a specification
-(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), or that of C
-(:class:`OfLibrary`). :class:`Permuted` passes arrays in another layout to a subject. For another
-convention or another kind of arrays, add a class, and a line to :func:`subject_of`.
+(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), that of C
+(:class:`OfLibrary`), or that of a framework's layers (:class:`.modules.OfModule`).
+:class:`Permuted` passes arrays in another layout to a subject. For another convention or another
+kind of arrays, add a class, and a line to :func:`subject_of`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from backnorm.conformance.verify.dialect_calls import (
     rules_of,
     shape_of_kept,
 )
-from backnorm.conformance.verify.modules import OfModule, is_module
+from backnorm.conformance.verify.frameworks import kind_of
+from backnorm.conformance.verify.modules import OfModule
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
     OperationName,
@@ -47,7 +49,7 @@ from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.peers.torch_tensors import to_array
 
-__all__ = ["Inputs", "Subject", "function_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "layer_of", "subject_of"]
 
 Outputs = dict[str, np.ndarray | None]
 
@@ -300,15 +302,15 @@ def subject_of(
     ArgumentTypeError, ArgumentValueError
         If there is no such module, file, function, operator, framework or device.
     """
-    known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
+    peers = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
     is_library = place.endswith((".so", ".dylib"))
-    if not colon and name not in known:
+    if not colon and name not in peers:
         raise ArgumentValueError(
             "SUBJECT",
             "unknown",
             came=repr(name),
-            accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(known),
+            accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(peers),
         )
     if dialect is not None and (is_library or not colon):
         raise ArgumentValueError(
@@ -323,23 +325,46 @@ def subject_of(
         )
     schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
-        return _peer(name, known[name], schema)
+        return _peer(name, peers[name], schema)
     if is_library:
-        if operation == "layer":
+        if operation not in ("backward", "forward"):
             problem = "must be backward or forward for a function in C"
             raise ArgumentValueError("--operation", problem, came=operation)
         return OfLibrary(str(Path(place).resolve()), attribute, operation)
     found = function_of(name, "SUBJECT")
-    if is_module(found) != (operation == "layer"):
-        accepted = "layer, for a module of PyTorch" if is_module(found) else "backward or forward"
-        raise ArgumentValueError(
-            "--operation", f"does not fit {name}", came=operation, accepted=accepted
-        )
-    if operation == "layer":
-        return OfModule(found, tensors_of(tensors or "torch", device))
+    layer = layer_of(found, operation, tensors, device)
+    if layer is not None:
+        return layer
     if tensors is not None:
         found = on_tensors(found, tensors_of(tensors, device))
     return Function(found) if schema is None else of_operator(found, schema)
+
+
+def layer_of(
+    found: Any, operation: OperationName, tensors: str | None = None, device: str = "cpu"
+) -> OfModule | None:
+    """Return the subject that a layer is; None for a function.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the operation is not that of `found`, or the tensors are not those of the layer.
+    """
+    known = kind_of(found)
+    if (known is not None) != (operation == "layer"):
+        accepted = "backward or forward" if known is None else "layer"
+        raise ArgumentValueError(
+            "--operation", f"does not fit {getattr(found, '__name__', type(found).__name__)}",
+            came=operation, accepted=accepted,
+        )  # fmt: skip
+    if known is None:
+        return None
+    kind, framework = known
+    if tensors not in (None, framework):
+        raise ArgumentValueError(
+            "--tensors", "must be those of the layer", came=tensors, accepted=framework
+        )
+    return OfModule(found, kind, tensors_of(framework, device))
 
 
 def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
@@ -402,13 +427,6 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
         raise ArgumentTypeError(
             argument, "must name a function", came=f"{name} of type {type(found).__name__}"
         )
-    if isinstance(found, type) and any(
-        b.__module__ == "torch.autograd.function" for b in found.mro()
-    ):
-        raise ArgumentTypeError(
-            argument, "must name a function, not a torch.autograd.Function", came=name,
-            hint="write a function that calls its backward: see docs/how-to/verify.md",
-        )  # fmt: skip
     function: Callable[..., Any] = found
     return function
 

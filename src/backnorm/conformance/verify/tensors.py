@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from backnorm.conformance.verify.frameworks import Layer
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError
 from backnorm.peers.torch_tensors import to_array, to_tensor
 
-__all__ = ["DeviceError", "Tensors", "on_tensors", "tensors_of"]
+__all__ = ["DeviceError", "Gradients", "Tensors", "on_tensors", "tensors_of"]
 
 
 class DeviceError(Exception):
@@ -30,6 +31,20 @@ class Tensors(Protocol):
         The context ends when the device has run all kernels of the call. The values that kernels
         wrote to a tensor are then in the tensor's array, unless this array is read-only.
         """
+
+    def gradients(self, layer: Layer, training: bool, *operands: Any) -> Gradients:
+        """Run a layer forwards and backwards. `operands` are parameters and state by name, x, and
+        dy, which is converted to the type of y.
+        """
+
+
+class Gradients(NamedTuple):
+    """y, the new state by name, the gradients of the parameters by name, and dx."""
+
+    y: Any
+    state: Mapping[str, Any]
+    of_parameters: Mapping[str, Any]
+    dx: Any
 
 
 class TorchTensors:
@@ -76,6 +91,16 @@ class TorchTensors:
                 if not np.shares_memory(written, array):
                     array[...] = written
 
+    def gradients(self, layer: Layer, training: bool, *operands: Any) -> Gradients:
+        """See :class:`Tensors`."""
+        import torch
+
+        parameters, state, x, dy = operands
+        *leaves, x = (each.detach().requires_grad_() for each in (*parameters.values(), x))
+        y, after = layer(dict(zip(parameters, leaves, strict=True)), state, x, training)
+        *found, dx = torch.autograd.grad(y, [*leaves, x], dy.to(y.dtype), allow_unused=True)
+        return Gradients(y, after, dict(zip(parameters, found, strict=True)), dx)
+
     def _tensor(self, array: np.ndarray) -> Any:
         """Return a tensor of an array. A tensor of a read-only array is a copy, because PyTorch
         has no read-only tensors.
@@ -104,6 +129,11 @@ class JaxArrays:
         except RuntimeError as error:
             accepted = sorted({"cpu", jax.default_backend()})
             raise _no_device("jax", device, accepted, error) from error
+        self._gradients = jax.jit(_gradients_of_jax, static_argnums=(0, 1))
+
+    def gradients(self, layer: Layer, training: bool, *operands: Any) -> Gradients:
+        """See :class:`Tensors`."""
+        return Gradients(*self._gradients(layer, training, *operands))
 
     @contextmanager
     def operands(self, values: Sequence[Any]) -> Iterator[list[Any]]:
@@ -119,7 +149,48 @@ class JaxArrays:
             ]
 
 
-_FRAMEWORKS: dict[str, Callable[[str], Tensors]] = {"torch": TorchTensors, "jax": JaxArrays}
+def _gradients_of_jax(
+    layer: Layer, training: bool, parameters: Any, state: Any, x: Any, dy: Any
+) -> tuple[Any, ...]:
+    import jax
+
+    y, pullback, after = jax.vjp(
+        lambda parameters, x: layer(parameters, state, x, training), parameters, x, has_aux=True
+    )
+    return y, after, *pullback(dy.astype(y.dtype))
+
+
+class TensorFlowTensors:
+    """Tensors of TensorFlow, which are copies, for layers of Keras."""
+
+    def __init__(self, device: str) -> None:
+        import tensorflow
+
+        self._tensorflow, self._device = tensorflow, device
+
+    @contextmanager
+    def operands(self, values: Sequence[Any]) -> Iterator[list[Any]]:
+        """See :class:`Tensors`. Tensors of TensorFlow are read-only."""
+        constant = self._tensorflow.constant
+        with self._tensorflow.device(self._device):
+            yield [constant(v) if isinstance(v, np.ndarray) else v for v in values]
+
+    def gradients(self, layer: Layer, training: bool, *operands: Any) -> Gradients:
+        """See :class:`Tensors`."""
+        parameters, state, x, dy = operands
+        leaves = [*parameters.values(), x]
+        with self._tensorflow.GradientTape() as tape:
+            tape.watch(leaves)
+            y, after = layer(parameters, state, x, training)
+        *found, dx = tape.gradient(y, leaves, self._tensorflow.cast(dy, y.dtype))
+        return Gradients(y, after, dict(zip(parameters, found, strict=True)), dx)
+
+
+_FRAMEWORKS: dict[str, Callable[[str], Tensors]] = {
+    "torch": TorchTensors,
+    "jax": JaxArrays,
+    "tensorflow": TensorFlowTensors,
+}
 
 
 def tensors_of(framework: str, device: str) -> Tensors:

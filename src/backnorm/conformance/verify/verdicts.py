@@ -8,11 +8,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from backnorm.conformance._naming import sentence
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify._events import Fault, Outcome
-from backnorm.conformance.verify.operations import operation_of, proves, varied
+from backnorm.conformance.verify.operations import VARIED, operation_of, proves, varied
 from backnorm.dtypes import element_type
 
 __all__ = [
@@ -237,6 +239,9 @@ def judged(
     diagnosis = None
     if is_diagnosed and any(verdict.is_inexact for verdict in grades.values()):
         diagnosis = diagnosis_of(case, outputs, grades.values())
+        wrong = {n: v for n, v in outcome.nonlinear.items() if n in grades and grades[n].is_inexact}
+        if wrong and outcome.again is None and (diagnosis is None or _may_be_nonlinear(diagnosis)):
+            diagnosis = _of_nonlinear(wrong, diagnosis)
     operation = operation_of(case)
     verdicts = [
         _with_fault(grades.get(name) or _absent(case, name, outcome.outputs), faults.get(name))
@@ -244,6 +249,23 @@ def judged(
         if name in operation.results or name in outcome.outputs
     ]
     return Judgement(verdicts, diagnosis, unchanged)
+
+
+def _may_be_nonlinear(diagnosis: Diagnosis) -> bool:
+    return not diagnosis.is_firm and diagnosis.kind in ("formula", "described", "precision")
+
+
+def _of_nonlinear(wrong: Mapping[str, tuple[float, float]], found: Diagnosis | None) -> Diagnosis:
+    """Return the diagnosis of gradients that are not linear in dy, described by `found`."""
+    says = sentence([name for name in GRADIENTS if name in wrong], "is not linear in dy")
+    if found is not None and found.kind == "described":
+        says += f": {found.says}"
+    evidence = {
+        text: value
+        for name, (one, other) in wrong.items()
+        for text, value in ((name, one), (f"{name} of {VARIED:g} dy", other))
+    }
+    return Diagnosis("formula", ("not-linear",), says, evidence)
 
 
 def _differ(one: np.ndarray, other: np.ndarray | None) -> bool:
@@ -270,8 +292,10 @@ def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:
     """
     if output not in names:
         return _verdict(case, output, "not_run", "the operator has no such output")
-    if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
-        return _verdict(case, output, "not_run", "the case has no gamma")
+    # A backward pass takes no beta.
+    parameter = "beta" if output == "dbeta" and "beta" in case.inputs else "gamma"
+    if case.inputs[parameter] is None and output in ("dgamma", "dbeta"):
+        return _verdict(case, output, "not_run", f"the case has no {parameter}")
     shape = case.data.like(output).shape
     accepted = " or ".join(map(str, operation_of(case).types(case, output)))
     text = f"no {output} (missing or None); expected an array of shape {shape}, {accepted}"
