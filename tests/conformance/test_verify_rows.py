@@ -27,6 +27,7 @@ from backnorm.errors import ArgumentValueError
 from tests.support.pages import ROOT
 from tests.support.required import require
 
+from . import row_forward_kernels as forward_kernels
 from .row_kernels import OPERATORS, RIGHT, WRONG
 
 FILE = Path(__file__).parent / "row_kernels.py"
@@ -42,9 +43,10 @@ def operation_of(kernel):
     return f"{kernel.partition('_')[0]}-norm"
 
 
-def judgements(kernel, function, **selection):
+def judgements(kernel, function, suffix="", **selection):
     """Yield the judgement of a kernel on each case, in this process."""
-    for recipe in recipes(Selection(operation=operation_of(kernel), **selection)):
+    operation = operation_of(kernel) + suffix
+    for recipe in recipes(Selection(operation=operation, **selection)):
         case = recipe.case(0)
         outputs = Function(function)(case.inputs, case)
         yield judged(case, Outcome(case.name, outputs=outputs), is_diagnosed=True)
@@ -66,6 +68,40 @@ def test_wrong_kernel_of_rows_gets_its_name(name):
         assert any(verdict.status == "wrong" for verdict in judgement.verdicts)
         names = "-".join(judgement.diagnosis.names) if judgement.diagnosis else ""
         assert names == (expected or "")
+
+
+@pytest.mark.parametrize("name", forward_kernels.RIGHT)
+def test_right_forward_pass_of_rows_has_no_wrong_output(name):
+    function = forward_kernels.RIGHT[name]
+    # A one-pass variance cancels where the mean is large, as it is by chance in some short rows.
+    is_one_pass = name.endswith("one_pass")
+    only = ("diagnostic-*", "sums-*") if is_one_pass else HARD
+    options = {"dtypes": ("float32", "float16"), "only": only, "skip": ("grid-0x*",)}
+    found = list(judgements(name, function, "-forward", **options))
+    statuses = {verdict.status for each in found for verdict in each.verdicts}
+    assert statuses <= {*RUNGS, "proves_nothing"}
+    assert sum(each.verdicts[0].status in RUNGS for each in found) > (1 if is_one_pass else 10)
+
+
+@pytest.mark.parametrize("name", forward_kernels.WRONG)
+def test_wrong_forward_pass_of_rows_gets_its_name(name):
+    function, expected = forward_kernels.WRONG[name]
+    only = ("diagnostic-float32-*",)
+    found = list(judgements(name, function, "-forward", dtypes=("float32",), only=only))
+    assert found
+    for judgement in found:
+        assert any(verdict.status == "wrong" for verdict in judgement.verdicts)
+        assert judgement.diagnosis.names == (expected,)
+
+
+def test_verify_of_forward_pass_of_rows_that_returns_y_alone_judges_y(tmp_path):
+    code = "def f(x, gamma, *, epsilon):\n    return kernel(x, gamma, epsilon=epsilon)[0]\n"
+    start = "from tests.conformance.row_forward_kernels import RIGHT\nkernel = RIGHT['rms_right']\n"
+    (tmp_path / "mine.py").write_text(start + code)
+    selection = Selection(dtypes=("float32",), only=("re*",), operation="rms-norm-forward")
+    results = verify(Job(f"{tmp_path / 'mine.py'}:f", selection))
+    assert findings(results) == []
+    assert {v.output for v in results.verdicts if v.grade} == {"y"}
 
 
 @pytest.mark.long
@@ -109,9 +145,16 @@ def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
         assert sum(v.status in RUNGS for v in results.verdicts) > 10
 
 
-def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
-    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
-    with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("layer_norm", "expected aten native_layer_norm_backward, onednn_graph LayerNormBackward"),
+        ("native_group_norm_backward", "--operation: must be group-norm for native_group_norm"),
+    ],
+)
+def test_verify_of_unknown_operator_of_rows_names_the_right_ones(op, message):
+    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", op)
+    with pytest.raises(ArgumentValueError, match=message):
         assert job.schema
 
 
@@ -124,12 +167,17 @@ def run(words, folder=None):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_page_of_rows_shows_the_printed_screen(tmp_path):
-    (tmp_path / "myrms.py").write_text(re.search(r"```python\n(.+?)```", PAGE, re.S)[1])
-    screen = re.search(r"```console\n\$ backnorm (.+?)\n(.+?)```", PAGE, re.S)
+@pytest.mark.parametrize("file", ["myrms.py", "myforward.py"])
+def test_page_of_rows_shows_the_printed_screen(file, tmp_path):
+    function = {"myrms.py": "backward", "myforward.py": "forward"}[file]
+    codes = re.findall(r"```python\n(.+?)```", PAGE, re.S)
+    (tmp_path / file).write_text(next(code for code in codes if f"def {function}(" in code))
+    screen = re.search(rf"```console\n\$ backnorm (verify {file}.+?)\n(.+?)```", PAGE, re.S)
     printed = run(shlex.split(screen[1]), tmp_path)
-    lines = [[re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines()]
-             for text in (screen[2], printed.stdout)]  # fmt: skip
+    lines = [
+        [re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines()]
+        for text in (screen[2], printed.stdout)
+    ]
     assert lines[0] == lines[1]
 
 

@@ -160,7 +160,17 @@ def verify(
     op: Op = None,
     operation: Annotated[
         Literal[
-            "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+            "backward",
+            "forward",
+            "layer",
+            "layer-norm",
+            "rms-norm",
+            "group-norm",
+            "instance-norm",
+            "layer-norm-forward",
+            "rms-norm-forward",
+            "group-norm-forward",
+            "instance-norm-forward",
         ]
         | None,
         typer.Option(

@@ -38,17 +38,17 @@ from backnorm.conformance.axes import BATCH_NORM, Normalization
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
     FEW_BITS,
-    FORWARD,
     Channels,
     Formula,
     Mistake,
     Values,
     backward_formula,
+    forward_formula,
     of_images,
     other_inputs,
 )
 from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
-from backnorm.conformance.ladder import ForwardLadder, gradient_ladder
+from backnorm.conformance.ladder import forward_ladder, gradient_ladder
 from backnorm.dtypes import FLOAT64
 
 __all__ = [
@@ -224,10 +224,10 @@ def diagnose_forward(
     """
     if not data.x.size:
         return _NO_ELEMENTS
-    ladder = ForwardLadder.of_layer(data, scaled=scaled)
+    ladder, formula = forward_ladder(data, scaled=scaled), forward_formula(data.normalization)
     known = {name: outputs.get(name) for name in (*FORWARD_RESULTS, *MORE_FORWARD_RESULTS)}
     results = results_of(known, ladder, data.axes)
-    return _explained(FORWARD, Channels.of(data, scaled=scaled), results, lambda: None)
+    return _explained(formula, formula.inputs(data, scaled=scaled), results, lambda: None)
 
 
 @np.errstate(all="ignore")

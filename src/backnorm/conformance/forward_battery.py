@@ -35,9 +35,10 @@ class ForwardCase(Case):
     def inputs(self) -> dict[str, np.ndarray | None]:
         """The operands by name, read-only; gamma and beta are None if they are not passed."""
         x, gamma, beta = map(read_only, (self.data.x, self.data.gamma, self.data.beta))
-        if not self.scaled:
-            return {"x": x, "gamma": None, "beta": None}
-        return {"x": x, "gamma": gamma, "beta": beta}
+        named = {"x": x, "gamma": gamma if self.scaled else None}
+        if self.data.normalization.is_centred:
+            named["beta"] = beta if self.scaled else None
+        return named
 
     @property
     def options(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from backnorm.reference._results import (
     ExactOutput,
     ExactSecondGradients,
 )
-from backnorm.reference._rows import backward_of_rows
+from backnorm.reference._rows import backward_of_rows, forward_of_rows
 from backnorm.reference._scales import GradientScales, Scale, gradient_scales
 from backnorm.reference._second_order import double_backward
 
@@ -49,6 +49,7 @@ __all__ = [
     "counting",
     "double_backward",
     "forward",
+    "forward_of_rows",
     "gradient_scales",
     "inference",
     "masked",

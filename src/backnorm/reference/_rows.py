@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm.reference._doubledouble import Exact
-from backnorm.reference._results import ExactGradients
+from backnorm.reference._results import ExactGradients, ExactNormalized
 from backnorm.reference._terms import Term, inverse_deviation
 
 
@@ -60,6 +60,36 @@ def backward_of_rows(
         dgamma = _of_parameters(d * (s * c).single(), parameters)
         dbeta = _of_parameters(d, parameters)
     return ExactGradients(dx.exact, dgamma.exact, dbeta.exact, dx.size, dgamma.size, dbeta.size)
+
+
+def forward_of_rows(x: np.ndarray, *, epsilon: float, is_centred: bool) -> ExactNormalized:
+    """Return the exact normalisation of rows without gamma and beta.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+        Shape (R, M).
+    epsilon : float
+    is_centred : bool
+        Whether the mean is subtracted. If not, it is 0, and the variance is the mean of x**2.
+
+    Returns
+    -------
+    ExactNormalized
+        As of :func:`forward`; statistics have shape (R,).
+    """
+    count = float(max(x.shape[1], 1))
+    with np.errstate(all="ignore"):
+        v, nothing = _wide(x), _column(np.zeros(len(x)))
+        m = (_total(v) / count).settled() if is_centred else nothing
+        c = (v - m).single()
+        w = (_total(c * c) / count).settled().single()
+        s = inverse_deviation(w, epsilon)
+        y = (s * (v - m)).settled()
+    fields = {"y": y, "mean": m, "variance": w, "inverse_deviation": s}
+    record = {n: t.exact if n == "y" else t.exact[:, 0] for n, t in fields.items()}
+    terms = {f"{n}_terms": t.size if n == "y" else t.size[:, 0] for n, t in fields.items()}
+    return ExactNormalized(**record, **terms)  # type: ignore[arg-type]
 
 
 def _wide(values: np.ndarray) -> Term:

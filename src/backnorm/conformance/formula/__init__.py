@@ -14,7 +14,7 @@ from backnorm.conformance.formula._backward import (
 from backnorm.conformance.formula._channels import Channels
 from backnorm.conformance.formula._formula import FEW_BITS, Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
-from backnorm.conformance.formula._rows import backward_formula
+from backnorm.conformance.formula._rows import backward_formula, forward_formula
 from backnorm.conformance.formula._variations import of_images, other_inputs
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Mistake",
     "Values",
     "backward_formula",
+    "forward_formula",
     "of_images",
     "other_inputs",
 ]

@@ -18,7 +18,7 @@ from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
 from backnorm.conformance.ladder._gradients import Bound, GradientLadder, bound, grade_backward
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._layer import LayerLadder
-from backnorm.conformance.ladder._rows import gradient_ladder
+from backnorm.conformance.ladder._rows import forward_ladder, gradient_ladder
 
 __all__ = [
     "KINDS",
@@ -33,6 +33,7 @@ __all__ = [
     "Rung",
     "Status",
     "bound",
+    "forward_ladder",
     "grade_backward",
     "grade_forward",
     "gradient_ladder",

@@ -152,7 +152,20 @@ class ForwardLadder(Ladder):
         **options: Unpack[ForwardOptions],
     ) -> ForwardLadder:
         """Return the ladder of these inputs; :func:`reference.forward` gives its exact results."""
-        values = reference.forward(x, gamma, beta, **options)
+        return cls.of_values(
+            reference.forward(x, gamma, beta, **options), x, gamma, beta, **options
+        )
+
+    @classmethod
+    def of_values(
+        cls,
+        values: reference.ExactNormalized,
+        x: np.ndarray,
+        gamma: np.ndarray | None,
+        beta: np.ndarray | None,
+        **options: Unpack[ForwardOptions],
+    ) -> ForwardLadder:
+        """Return the ladder of these inputs and their exact results."""
         axis = 1 if options.get("data_format", "NCX") == "NCX" else x.ndim - 1
         others = tuple(k for k in range(x.ndim) if k != axis)
         shape = [size if k == axis else 1 for k, size in enumerate(x.shape)]
@@ -261,13 +274,16 @@ class ForwardLadder(Ladder):
 
     def _of_elements(self, rung: Rung, kind: BoundKind) -> FloatArray:
         """Return bounds of the rounding errors of the operations that compute elements of y."""
+        is_direct = kind == "expected" and (rung != "float64" or self.data == FLOAT64)
+        return self.share(rung, kind) * (self.direct if is_direct else self.values.y_terms)
+
+    def share(self, rung: Rung, kind: BoundKind) -> float:
+        """Return the bound of the errors of these operations, as a multiple of magnitudes."""
         if rung == "float64" and self.data != FLOAT64:
-            return 2.0**-40 * self.values.y_terms
-        unit = self._unit
+            return 2.0**-40
         roundings = _ELEMENT + INVERSE_DEVIATION * (rung in SUMS)
-        if kind == "guaranteed":
-            return roundings * unit * self.values.y_terms
-        return DEVIATIONS * math.sqrt(roundings) * unit * self.direct
+        factor = roundings if kind == "guaranteed" else DEVIATIONS * math.sqrt(roundings)
+        return factor * self._unit
 
     def _errors(self, rung: Rung, kind: BoundKind, output: np.dtype) -> _Errors:
         """Return the errors of the statistics on a rung; ``docs/tolerance.md`` derives them."""

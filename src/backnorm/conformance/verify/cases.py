@@ -159,8 +159,9 @@ def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
         recipe = _in_groups(recipe, kind)
     elif kind != BATCH_NORM:
         recipe = replace(recipe, normalization=kind)
-    makers = {"forward": forward_recipe, "layer": layer_recipe}
-    return makers[operation](recipe) if operation in makers else recipe
+    if operation == "layer":
+        return layer_recipe(recipe)
+    return forward_recipe(recipe) if OPERATIONS[operation].is_forward else recipe
 
 
 def has_case(recipe: Recipe, operation: OperationName) -> bool:
@@ -229,7 +230,7 @@ def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings
 
 
 def _of_battery(selection: Selection) -> Iterator[Recipe]:
-    forward = selection.operation == "forward"
+    forward = OPERATIONS[selection.operation].is_forward
     kind = OPERATIONS[selection.operation].normalization.name
     for variant in _variants():
         diagnostic: tuple[int, ...] = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
@@ -244,14 +245,14 @@ def _of_battery(selection: Selection) -> Iterator[Recipe]:
 
 
 def _of_tier(selection: Selection) -> Iterator[Recipe]:
-    forward, full = selection.operation == "forward", selection.tier == "full"
+    forward, full = OPERATIONS[selection.operation].is_forward, selection.tier == "full"
     yield from layer_recipes() if selection.operation == "layer" else _of_battery(selection)
     yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
-            if selection.operation in ("layer-norm", "rms-norm"):
+            if selection.operation.startswith(("layer-norm", "rms-norm")):
                 yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
     if selection.huge:
         variant = Variant(BFLOAT16, FLOAT32, "NCX")

@@ -262,9 +262,13 @@ def _strategy(variants: Sequence[Variant], operation: OperationName) -> Any:
     """Return hypothesis's strategy for recipes."""
     from hypothesis import strategies
 
-    rows: Sequence[_Row] = {"forward": _FORWARD, "layer": _LAYER}.get(operation, _ROWS)
-    if OPERATIONS[operation].normalization != BATCH_NORM:
-        rows = [row for row in _ROWS if row is not _TRAINING]
+    drawn_for, rows = OPERATIONS[operation], tuple(_ROWS)
+    if drawn_for.is_forward:
+        rows = _FORWARD
+    elif operation == "layer":
+        rows = _LAYER
+    elif drawn_for.normalization != BATCH_NORM:
+        rows = tuple(row for row in _ROWS if row is not _TRAINING)
 
     @strategies.composite
     def recipes(draw: Any) -> Recipe:

@@ -16,11 +16,11 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
 from backnorm.conformance.formula import (
     FEW_BITS,
-    FORWARD,
     WRONG,
     Formula,
     Mistake,
     backward_formula,
+    forward_formula,
 )
 from backnorm.conformance.forward_battery import ForwardCase
 from backnorm.conformance.judge import (
@@ -30,7 +30,7 @@ from backnorm.conformance.judge import (
     MORE_FORWARD_RESULTS,
     Quantity,
 )
-from backnorm.conformance.ladder import BoundKind, ForwardLadder, Ladder, Rung, gradient_ladder
+from backnorm.conformance.ladder import BoundKind, Ladder, Rung, forward_ladder, gradient_ladder
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 
@@ -48,7 +48,17 @@ __all__ = [
 ]
 
 OperationName = Literal[
-    "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+    "backward",
+    "forward",
+    "layer",
+    "layer-norm",
+    "rms-norm",
+    "group-norm",
+    "instance-norm",
+    "layer-norm-forward",
+    "rms-norm-forward",
+    "group-norm-forward",
+    "instance-norm-forward",
 ]
 Outputs = Mapping[str, np.ndarray | None]
 
@@ -92,6 +102,11 @@ class Operation:
     diagnosis: Callable[[Case, Outputs], Diagnosis]
     more: tuple[Quantity, ...] = ()
     normalization: Normalization = BATCH_NORM
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether this is a forward pass."""
+        return self.name.endswith("forward")
 
     @property
     def outputs(self) -> tuple[Quantity, ...]:
@@ -141,12 +156,21 @@ def operation_of(case: Case) -> Operation:
     if isinstance(case, LayerCase):
         return OPERATIONS["layer"]
     if case.data.normalization != BATCH_NORM:
-        return OPERATIONS[cast("OperationName", case.data.normalization.name)]
+        suffix = "-forward" if isinstance(case, ForwardCase) else ""
+        return OPERATIONS[cast("OperationName", case.data.normalization.name + suffix)]
     return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
 
 
 def _ladder_of_gradients(case: Case) -> Ladder:
     return gradient_ladder(case.data, training=case.training, scaled=case.scaled)
+
+
+def _ladder_of_forward(case: Case) -> Ladder:
+    return forward_ladder(case.data, scaled=case.scaled)
+
+
+def _diagnose_forward(case: Case, outputs: Outputs) -> Diagnosis:
+    return diagnose_forward(case.data, outputs, scaled=case.scaled)
 
 
 def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
@@ -189,9 +213,9 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             "forward",
             FORWARD_RESULTS,
             "x",
-            lambda case: ForwardLadder.of_layer(case.data, scaled=case.scaled),
+            _ladder_of_forward,
             _types_of_result,
-            lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+            _diagnose_forward,
             MORE_FORWARD_RESULTS,
         ),
         "layer": Operation(
@@ -211,6 +235,19 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _ladder_of_gradients,
             _types_of_gradient,
             _diagnose_backward,
+            normalization=kind,
+        )
+        for name, kind in NORMALIZATIONS.items()
+        if kind != BATCH_NORM
+    }
+    | {
+        f"{name}-forward": Operation(
+            cast("OperationName", f"{name}-forward"),
+            FORWARD_RESULTS if kind.is_centred else ("y", "variance"),
+            "x",
+            _ladder_of_forward,
+            _types_of_result,
+            _diagnose_forward,
             normalization=kind,
         )
         for name, kind in NORMALIZATIONS.items()
@@ -270,4 +307,4 @@ def _rejected(
 
 def _formula_of(case: Case) -> Formula:
     is_forward = isinstance(case, ForwardCase)
-    return FORWARD if is_forward else backward_formula(case.data.normalization)
+    return (forward_formula if is_forward else backward_formula)(case.data.normalization)

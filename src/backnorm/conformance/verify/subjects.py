@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 import backnorm
+from backnorm.conformance.axes import BATCH_NORM
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
@@ -112,6 +113,9 @@ class Function:
                 raise RefusedError(f"the function has no parameter {name}{known_text}")
         names = [n for n in operation_of(case).results if n not in self._omitted]
         results = self._function(*inputs.values(), **taken)
+        if case.data.normalization != BATCH_NORM and hasattr(results, "shape"):
+            # A forward pass may return y alone.
+            names = names[:1]
         if isinstance(results, tuple | list) and len(results) > len(names):
             expected = ", ".join(names)
             raise OutputError(f"the subject returned {len(results)} outputs; expected {expected}")
