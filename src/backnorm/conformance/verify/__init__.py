@@ -6,7 +6,7 @@ A run is a pipe. Each stage takes what the one above it returns:
                 special values, options and shapes, ``draws`` the random ones of a budget
 ``run``         starts workers, which may crash, and collects the verdicts
 ``_worker``     the process that draws cases and calls a subject, on arrays in ``_memory``; its
-                ``_events`` are lines of JSON
+                ``_events`` are lines of JSON, ``_segfault`` the access to memory that ended it
 ``verdicts``    judges the outputs of a case: grades and the diagnosis
 ``findings``    summarises verdicts as sentences; ``conditions`` finds what failing cases have in
                 common
@@ -15,12 +15,17 @@ A run is a pipe. Each stage takes what the one above it returns:
 
 Beside the pipe:
 
-``operations``  backward and forward, with the functions that grade and diagnose their results, and
-                the wrong kernels that a case rejects
+``operations``  passes and normalisations, with the functions that grade and diagnose their results,
+                and the wrong kernels that a case rejects
 ``subjects``    the functions that are judged, and their calling conventions; ``modules`` has layers
-                with tensors of their own, ``tensors`` what is passed in the place of arrays
-``dialect_calls`` a case as the call of a dialect's operator
+                with tensors of their own, ``frameworks`` the libraries of these layers, ``tensors``
+                what is passed in the place of arrays
+``dialect_calls`` a case as the call of a dialect's operator, or of an operator of other
+                normalisations (``row_operators``)
 ``peers``       functions of other packages by name
-``_command``    a subject that is a program
-``export``      cases and results as files, with the names in ``_file_cases``
+``_command``    a subject that is a program; ``_solution``: a solution of a problem of
+                flashinfer-bench
+``export``      cases as files: as arrays and a manifest (``files``, which also judges results), or
+                in formats of other projects (``_flashinfer``, ``_hipdnn``, ``_mlir``); the names
+                of arrays are in ``_file_cases``
 """
