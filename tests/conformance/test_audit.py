@@ -160,6 +160,8 @@ def test_from_function_treats_assertion_error_as_rejection():
         ("ulp=1,ulp=2", "unknown measure; got ulp, ulp"),
         ("atol=1,atol=2", "unknown measure; got atol, atol"),
         ("share=0.5", "unknown measure; got share"),
+        ("atol=1,share=99", "got 'atol=1,share=99'; .*; a share is in"),
+        ("atol=1,share=0", "a share is in"),
         ("atol=1,pcc=0.9", "unknown measure; got atol, pcc"),
     ],
 )

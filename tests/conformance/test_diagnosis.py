@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -537,3 +538,14 @@ def test_diagnose_of_one_element_per_channel_returns_description(kernel):
     (case,) = selected(Selection(only=("one-element-float32-float32-NCX",)))
     outputs = kernel()(*case.operands, **case.options)
     assert diagnose(case.data, outputs).says
+
+
+def test_fitted_mistakes_of_many_channels_take_little_memory():
+    data = diagnostic_data(FLOAT32, shape=(2, 6000, 2))
+    channels = BACKWARD.inputs(data, training=True, scaled=True)
+    tracemalloc.start()
+    list(BACKWARD.fitted_mistakes(channels, BACKWARD.numbers(channels)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Some numbers for each channel, not for each pair of channels.
+    assert most < 1000 * 6000

@@ -19,7 +19,7 @@ from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.export import export
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.run import Job, verify
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import ArgumentError
 from tests.support.pages import ROOT
 from tests.support.required import require
 
@@ -188,7 +188,8 @@ def test_verify_of_reference_as_solution_has_no_finding(
         ({"spec": {"languages": ["triton", "cutlass"]}}, "spec.language: unknown; got cutlass"),
         ({"spec": {"entry_point": "other.py::run"}}, "spec.entry_point: unknown; got other.py"),
         ({"spec": {"entry_point": "run"}}, "must be a solution of flashinfer-bench"),
-        ({"sources": [{}]}, "must be a solution of flashinfer-bench"),
+        ({"sources": [{}]}, "must be a solution of flashinfer-bench; KeyError: 'path'"),
+        ({"spec": {"destination_passing_style": "false"}}, "spec.destination_passing_style: has "),
         ({"sources": [{"path": "kernel.py"}, {"path": "../x.py"}]}, "sources.path: must be a "),
         ({"definition": "batch_norm_forward_float32"},
          "definition: is not a backward pass; got batch_norm_forward_float32; "
@@ -196,7 +197,7 @@ def test_verify_of_reference_as_solution_has_no_finding(
     ],
 )  # fmt: skip
 def test_unusable_solution_is_refused(change, says, solution):
-    with pytest.raises(ArgumentValueError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         OfSolution(solution(**change), "backward", "cpu")
     assert says in str(caught.value)
 

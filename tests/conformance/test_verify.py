@@ -88,10 +88,11 @@ def _syndrome(value):
     [
         (_VECTORS + _syndrome(0x24 << 26 | 0x40), "it wrote right behind the end of dx"),
         (_syndrome(0x25 << 26), "it read right behind the end of dx"),
-        (_syndrome(0x20 << 26), UNKNOWN_ACCESS),
+        (_syndrome(0x20 << 26), "it jumped to an address that has no code"),
+        (_syndrome(0x3C << 26), UNKNOWN_ACCESS),
         (_VECTORS + _NO_RECORD, UNKNOWN_ACCESS),
     ],
-    ids=["write", "read", "instruction", "no-syndrome"],
+    ids=["write", "read", "instruction", "breakpoint", "no-syndrome"],
 )
 def test_last_access_on_aarch64_is_that_of_syndrome(records, access, tmp_path, monkeypatch):
     stack, last = 0x7F0000000000, 0x7F1000000000

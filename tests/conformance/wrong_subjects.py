@@ -154,6 +154,10 @@ def reads_past_last_element_in_thread(*operands, **options):
     return _right(*operands, **options)
 
 
+def jumps_to_data(x, *operands, **options):
+    ctypes.CFUNCTYPE(None)(x.ctypes.data)()
+
+
 def wrong_for_unaligned_memory(x, dy, mean, variance, gamma, **options):
     dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
     return dx, dgamma, dbeta * (1 + (x.ctypes.data % 64 > 0))
@@ -261,6 +265,7 @@ WRONG |= {
 CRASHING = {
     "reads_past_last_element": "it read right behind the end of mean",
     "writes_past_last_element": "it wrote right behind the end of gamma",
+    "jumps_to_data": "it jumped to an address that has no code",
     "forks_and_crashes": "it read at a null pointer",
     "reads_past_last_element_in_thread": UNKNOWN_ACCESS,
 }

@@ -191,7 +191,7 @@ class Fit:
         found, tolerance = np.zeros((2, size + 1, channels))
         coefficients, unsure = np.zeros((2, size, channels))
         factors, scale = np.zeros((channels, size, size)), np.zeros(channels)
-        ulp = ulp_at(Exact.of(result.right), result.dtype)
+        ulp, rounding = ulp_at(Exact.of(result.right), result.dtype), result.rounding
         shared = np.maximum(result.allowed - 0.5 * ulp, 0.0)
         for k in range(channels):
             columns = all_functions[:, k].T
@@ -202,13 +202,13 @@ class Fit:
             bases[k, :, :kept] = basis
             projected = basis.T @ result.own[k]
             scale[k] = np.linalg.norm(result.terms[k])
-            largest = result.allowed[k] + result.rounding[k]
+            largest = result.allowed[k] + rounding[k]
             found[:kept, k] = projected
             found[-1, k] = np.linalg.norm(result.own[k] - basis @ projected)
             tolerance[:kept, k] = np.abs(basis).T @ largest
             tolerance[-1, k] = np.linalg.norm(largest)
             tolerance[:, k] += _OWN_ERROR * scale[k]
-            expected = _DEVIATIONS * np.sqrt(np.square(basis).T @ np.square(result.rounding[k]))
+            expected = _DEVIATIONS * np.sqrt(np.square(basis).T @ np.square(rounding[k]))
             # Roundings depend on each other, for example, if dx is dy times a number near 1. In
             # this case, the roundings of the right values do so, too.
             lost = rounded(result.right[k], result.dtype).astype(FLOAT64) - result.right[k]

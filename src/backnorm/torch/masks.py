@@ -25,6 +25,10 @@ from backnorm.errors import ArgumentValueError
 from backnorm.torch.checks import TensorTypeError, TensorValueError, check_device, not_a_tensor
 from backnorm.torch.dispatch import needs_dispatcher
 
+_INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+# The sum of the weights of a channel must be less: it is passed where the number of elements is.
+_MOST = 2.0**63
+
 
 def mask_of(
     input: Tensor, mask: Tensor | None, lengths: Tensor | None, reproducible: bool
@@ -73,10 +77,11 @@ def mask_of(
 def _of_lengths(input: Tensor, lengths: Tensor) -> Tensor:
     """Return the mask of the first elements of each sequence."""
     size, of_sequences = input.shape[-1], input.dim() == 3 and isinstance(lengths, Tensor)
-    fits = of_sequences and lengths.shape == input.shape[:1] and not lengths.is_floating_point()
+    fits = of_sequences and lengths.shape == input.shape[:1] and lengths.dtype in _INTEGERS
     # Operators that are only recorded have no values to look at.
     if fits and not needs_dispatcher(lengths):
-        fits = bool(((lengths >= 0) & (lengths <= size)).all())
+        # T may be too large for the type of the lengths.
+        fits = bool(((lengths >= 0) & (lengths.long() <= size)).all())
     if not fits:
         raise TensorValueError(
             "lengths",
@@ -107,9 +112,11 @@ def over_padding(
 
 
 def check_weights(weights: Tensor) -> None:
-    """Raise if a weight is negative or NaN."""
+    """Raise if a weight is negative or NaN, or the sum of all is too large."""
     if not bool((weights >= 0.0).all()):
         raise TensorValueError("mask", "must have no negative weight and no NaN")
+    if not weights.sum(dtype=torch.double) < _MOST:
+        raise TensorValueError("mask", "must have weights whose sum is less than 2**63")
 
 
 def check_count(count: Tensor) -> None:

@@ -64,13 +64,14 @@ def recompute_statistics(
         `DistributedDataParallel` or compiled by `torch.compile`, but runs without the wrapper and
         without compilation.
     loader : iterable
-        The batches of this process, of any sizes. ``tqdm(loader)`` shows progress. With several
+        The batches of this process, of any sizes that the layers accept in training: more than one
+        element per channel, or an empty batch. ``tqdm(loader)`` shows progress. With several
         processes, their numbers of batches may differ and may be 0, unless the model exchanges
         data in its forward, as `SyncBatchNorm` does.
     forward : callable, optional
-        Called with each batch; it must call the model. None: the model is called with the batch, or
-        with its first element if it is a list or tuple, as a tensor on the device of the model's
-        first buffer.
+        Called with each batch; it must call the model, and must not call its train(). None: the
+        model is called with the batch, or with its first element if it is a list or tuple, as a
+        tensor on the device of the model's first buffer.
     process_group : torch.distributed.ProcessGroup, optional
         The processes whose batches are added up. None: all, if `torch.distributed` is initialised.
 
@@ -108,7 +109,8 @@ def recompute_statistics(
     Elements that a boolean mask of backnorm's layers does not count do not count here. Weights are
     an error, because sums with weights are not reproducible.
 
-    If an element of a channel is NaN or infinite, the channel's statistics become NaN.
+    If an element of a channel is NaN or infinite, or of a magnitude whose square is 2^991 or more,
+    the channel's statistics become NaN.
     """
     populations = [
         _Population(name, layer)
@@ -126,7 +128,7 @@ def recompute_statistics(
         for population in populations:
             layer = population.layer
             stack.callback(setattr, layer, "track_running_stats", layer.track_running_stats)
-            layer.training, layer.track_running_stats = True, False
+            layer.track_running_stats = False
             stack.enter_context(layer.register_forward_pre_hook(population.add, with_kwargs=True))
         for batch in loader:
             forward(batch) if forward else _call(model, batch)
@@ -146,7 +148,7 @@ def recompute_statistics(
 
 
 def _call(model: Module, batch: Any) -> None:
-    input = batch[0] if isinstance(batch, list | tuple) else batch
+    input = batch[0] if isinstance(batch, list | tuple) and batch else batch
     if not isinstance(input, Tensor):
         raise not_a_tensor("loader", input)
     # The forward of a wrapper would exchange buffers, or divide the batch.
@@ -168,6 +170,8 @@ class _Population:
 
     def add(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Add the input of a call: the hook of the layer."""
+        # Here, because `forward` may have called eval() of the model.
+        layer.training = True
         bound = inspect.signature(layer.forward).bind(*arguments, **keywords).arguments
         input = next(iter(bound.values()))
         # An input whose type fits the running statistics has as many digits as `self.bins`.

@@ -260,6 +260,10 @@ def test_lengths_are_the_mask_of_the_first_elements():
         found = step(lambda x, each=each: layers[0](x, lengths=each), x, dy)
         same(found, step(lambda x: layers[1](x, mask=mask), x, dy))
     same(layers[0].buffers(), layers[1].buffers())
+    # Longer than the largest number of the type of the lengths.
+    long = torch.randn(2, CHANNELS, 300)
+    y = batch_norm(long, None, None, training=True, lengths=torch.tensor([3, 9]).to(torch.uint8))
+    same([y], [batch_norm(long, None, None, training=True, lengths=torch.tensor([3, 9]))])
 
 
 def test_masks_of_every_accepted_shape_have_same_results():
@@ -283,6 +287,9 @@ REFUSED = {
     "too little weight": ({"mask": torch.full((4, 5), 0.04)}, "got 0.8 counted elements"),
     "a negative weight": ({"mask": torch.ones(4, 5) - 2 * torch.eye(5)[:4]}, "no negative weight"),
     "NaN": ({"mask": torch.full((4, 5), float("nan"))}, "no NaN"),
+    "infinite weights": ({"mask": torch.full((4, 5), float("inf"))}, "sum is less than"),
+    "too much weight": ({"mask": torch.full((4, 5), 1e30)}, "sum is less than"),
+    "booleans as lengths": ({"lengths": torch.ones(4, dtype=torch.bool)}, "integers from 0 to T"),
     "channels": ({"mask": torch.ones(4, CHANNELS, 5)}, "shape .4, 1, 5. or .4, 5."),
     "another size": ({"mask": torch.ones(4, 6)}, "shape .4, 1, 5. or .4, 5."),
     "integers": ({"mask": torch.ones(4, 5, dtype=torch.int64)}, "call mask.bool"),

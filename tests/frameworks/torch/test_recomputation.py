@@ -98,6 +98,15 @@ def test_layer_behind_another_sees_values_normalised_by_their_batch_without_drop
     torch.testing.assert_close(torch.stack((model[4].running_mean, model[4].running_var)), inner)
 
 
+def test_forward_that_calls_eval_normalises_by_the_batch_all_the_same():
+    models = [nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)) for _ in range(2)]
+    batches = batches_of((4, 2))
+    recompute_statistics(models[0], batches)
+    recompute_statistics(models[1], batches, lambda batch: models[1].eval()(batch))
+    assert models[1].training
+    assert torch.equal(models[0][1].running_var, models[1][1].running_var)
+
+
 def test_shared_layer_called_with_keyword_counts_all_calls():
     class Twice(nn.Module):
         def __init__(self):

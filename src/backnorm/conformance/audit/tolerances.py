@@ -48,18 +48,20 @@ def from_text(text: str) -> Test:
     Raises
     ------
     ArgumentValueError
-        If the text has no valid measure, or a measure has no finite number of at least 0.
+        If the text has no valid measure, or a measure has no finite number of at least 0, or a
+        share is 0 or more than 1.
     """
     accepted = ", ".join(("rtol=,atol=,atol/M=,share=", *(f"{name}=" for name in MEASURES)))
     try:
         parts = [part.split("=") for part in text.split(",")]
         numbers = {name: float(number) for name, number in parts}
-        if not all(0 <= number < math.inf for number in numbers.values()):
+        is_usable = all(0 <= number < math.inf for number in numbers.values())
+        if not is_usable or not 0 < numbers.get("share", 1) <= 1:
             raise ValueError
     except ValueError as error:
         raise ArgumentValueError(
             "--audit", "must be a tolerance: a measure and a finite number of at least 0",
-            came=repr(text), accepted=accepted,
+            came=repr(text), accepted=f"{accepted}; a share is in (0, 1]",
         ) from error  # fmt: skip
     match sorted(name for name, _ in parts):
         case names if len(numbers) == len(names) and {"share"} < {"share", *names} <= _CLOSE.keys():

@@ -260,7 +260,9 @@ MISTAKES = tuple(
 
 def _places(own: Array, values: Array) -> tuple[Array, str]:
     """Return the channels whose values are nearest to wrong numbers, and the first one in words."""
-    found = np.abs(own[:, None] - values).argmin(1)
+    known, first = np.unique(values, return_index=True)
+    above = np.searchsorted(known, own).clip(1, known.size - 1)
+    found = first[above - (own - known[above - 1] <= known[above] - own)]
     at = int(np.argmax(found != np.arange(found.size)))
     return found, f"that of channel {found[at]} in channel {at}"
 

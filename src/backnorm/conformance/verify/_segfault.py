@@ -58,8 +58,10 @@ class SegfaultRecord:
 
 
 class _Access(NamedTuple):
+    """An address and what the process did there: "read", "wrote", or "jumped"."""
+
     address: int
-    writes: bool
+    verb: str
 
 
 def last_access(folder: Path) -> str:
@@ -74,9 +76,11 @@ def last_access(folder: Path) -> str:
     access = _access(content, struct.pack("@PiN", stack, 0, _STACK))
     if access is None:
         return UNKNOWN_ACCESS
-    verb = "wrote" if access.writes else "read"
+    verb = access.verb
     if access.address < _NULL:
-        return f"it {verb} at a null pointer"
+        return f"it {verb} {'to' if verb == 'jumped' else 'at'} a null pointer"
+    if verb == "jumped":
+        return "it jumped to an address that has no code"
     for name, first, last in places:
         if first <= access.address < first + mmap.PAGESIZE:
             return f"it {verb} right before the beginning of {name}"
@@ -98,8 +102,10 @@ def _access(content: bytes, stack: bytes) -> _Access | None:
 def _of_x86(content: bytes, context: int) -> _Access | None:
     # The last of 23 registers are the error code, the trap, the old mask and CR2.
     error, trap, _, address = struct.unpack_from("@4Q", content, context + 40 + 19 * 8)
-    # Another trap than a page fault has no address. Bit 1 of the error is that of a write.
-    return _Access(address, bool(error & 2)) if trap == 14 else None
+    # Another trap than a page fault has no address. Bit 1 of the error is that of a write, bit 4
+    # that of the fetch of an instruction.
+    verb = "jumped" if error & 1 << 4 else "wrote" if error & 1 << 1 else "read"
+    return _Access(address, verb) if trap == 14 else None
 
 
 def _of_arm(content: bytes, context: int) -> _Access | None:
@@ -110,9 +116,13 @@ def _of_arm(content: bytes, context: int) -> _Access | None:
         magic, size = struct.unpack_from("@2I", content, record)
         if magic == 0x45535201:
             (syndrome,) = struct.unpack_from("@Q", content, record + 8)
-            # Classes 0x24 and 0x25 are those of aborted data accesses; bit 6 is that of a write.
-            is_known = syndrome >> 26 & 0x3F in (0x24, 0x25)
-            return _Access(address, bool(syndrome & 1 << 6)) if is_known else None
+            # Classes 0x20 and 0x21 are those of aborted fetches of instructions, 0x24 and 0x25
+            # those of aborted data accesses; bit 6 is that of a write.
+            kind = syndrome >> 26 & 0x3F
+            if kind in (0x20, 0x21):
+                return _Access(address, "jumped")
+            verb = "wrote" if syndrome & 1 << 6 else "read"
+            return _Access(address, verb) if kind in (0x24, 0x25) else None
         if not size:
             return None
         record += size

@@ -51,11 +51,13 @@ class OfSolution:
             languages = spec.get("languages") or [spec["language"]]
             file, symbol = spec["entry_point"].split("::")
             sources = {each["path"]: each.get("content") for each in solution["sources"]}
-            self.writes = bool(spec.get("destination_passing_style", True))
+            writes = spec.get("destination_passing_style", True)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentValueError(
-                str(path), "must be a solution of flashinfer-bench", hint=f"it lacks {error}"
-            ) from error
+                str(path), "must be a solution of flashinfer-bench",
+                hint=f"{type(error).__name__}: {error}",
+            ) from error  # fmt: skip
+        self.writes = expect(writes, bool, "spec.destination_passing_style")
         _check("definition", name, DEFINITIONS)
         for language in languages:
             _check("spec.language", language, LANGUAGES)
