@@ -117,14 +117,16 @@ class Executable:
             See `interfaces.Launch`.
         """
         arrays, forms = self._arrays, self._forms
+        addresses = arrays.addresses(operands)
+        if addresses is None:
+            return run(self.problem, operands, target, numbers, arrays=arrays)
         if target is None:
             results = arrays.new(forms, operands)
         else:
             results = [target, *arrays.new(forms[1:], operands)]
-        addresses = arrays.addresses((*operands, *results))
-        if addresses is None:
-            return run(self.problem, operands, target, numbers, arrays=arrays)
-        every = (*addresses, arrays.absent)
+        of_results = arrays.addresses(results)
+        assert of_results is not None, "a new array has memory"
+        every = (*addresses, *of_results, arrays.absent)
         refused = self.stage(self._fields(every), **numbers)
         if refused >= 0:
             self._refuse((*operands, *results), refused)

@@ -6,9 +6,11 @@ from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import numpy as np
 
+from backnorm import weighted
 from backnorm.activations import Activation, check_relu
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
+from backnorm.errors import ArgumentValueError
 from backnorm.executable import compute, executable
 from backnorm.interfaces import Plan
 from backnorm.options import Format, Options
@@ -38,6 +40,7 @@ class _CommonOptions(TypedDict, total=False):
 
 class _ForwardOptions(_CommonOptions, total=False):
     epsilon: Required[float]
+    weights: Any
     reproducible: bool
     out: np.ndarray | None
 
@@ -49,6 +52,7 @@ class _ApplyOptions(_CommonOptions, total=False):
 
 
 class _BackwardOptions(_ApplyOptions, total=False):
+    weights: Any
     reproducible: bool
 
 
@@ -80,6 +84,7 @@ def batch_norm_backward(
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
+    weights: Any = None,
     out: np.ndarray | None = None,
 ) -> Gradients | GradientsWithResidual:
     r"""Return the gradients of batch normalisation, optionally followed by a ReLU.
@@ -129,9 +134,15 @@ def batch_norm_backward(
         channel. The results of `reduce` and `apply` then also have the same bits for every division
         of the batch into parts. Sums are added up as integers, which takes longer and allows fewer
         than 2^31 elements per channel.
+    weights : array, optional
+        In training, which elements count in mean and variance, in all channels: booleans, or
+        floating-point weights, not negative, that say how often an element counts. The shape is
+        x's with 1 in place of channels; any other size may be 1, too. With an element's weight w
+        and the sum W of a channel's weights, w/W takes the place of 1/M. The sums of dy are over
+        all elements. Weights other than booleans are not accepted if `reproducible`.
     out : array, optional
         The array for dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
-        an input is an error.
+        an input is an error. Not accepted with `weights`.
 
     Returns
     -------
@@ -155,7 +166,12 @@ def batch_norm_backward(
     options = _new(
         Options, (epsilon, data_format, training, None, residual, arithmetic, reproducible)
     )
-    dx, dgamma, dbeta, dresidual = compute("backward", operands, options, out)
+    if weights is None:
+        dx, dgamma, dbeta, dresidual = compute("backward", operands, options, out)
+    elif out is None:
+        dx, dgamma, dbeta, dresidual = weighted.backward(operands, weights, options)
+    else:
+        raise ArgumentValueError("out", "is not accepted with weights", accepted="None")
     if dresidual is None:
         return _new(Gradients, (dx, dgamma, dbeta))
     return GradientsWithResidual(dx, dgamma, dbeta, dresidual)
@@ -186,6 +202,7 @@ def batch_norm_forward(
     residual: Any = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
+    weights: Any = None,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
     """Normalise a batch with its own statistics, optionally with a residual and a ReLU.
@@ -216,6 +233,10 @@ def batch_norm_forward(
     reproducible : bool
         Whether mean, variance and y have the same bits for every order of the elements: see
         `batch_norm_backward`. Mean and variance are then rounded to float64 before y is computed.
+    weights : array, optional
+        Which elements count, and how often: see `batch_norm_backward`. y is computed for all
+        elements. An element that does not count may be NaN or infinite. Mean and variance are
+        rounded to float64 before y is computed.
     out : array, optional
         The array for y. ``out=x`` works in place; any other overlap with an input is an error. The
         error for a channel whose variance + epsilon is not positive comes after y is written.
@@ -235,11 +256,14 @@ def batch_norm_forward(
     """
     if activation is not None:
         activation = check_relu(activation)
-    operands = x, residual, gamma, beta, None, None
+    operands = x, residual, gamma, beta
     options = _new(
         Options, (epsilon, data_format, True, activation, False, arithmetic, reproducible)
     )
-    y, mean, variance, mask = compute("forward", operands, options, out)
+    if weights is None:
+        y, mean, variance, mask = compute("forward", (*operands, None, None), options, out)
+    else:
+        y, mean, variance, mask = weighted.forward(operands, weights, options, out)
     if mask is None:
         return _new(Normalized, (y, mean, variance))
     return NormalizedWithMask(y, mean, variance, mask)
@@ -554,7 +578,7 @@ def explain(
     reproducible: bool = False,
     out: np.ndarray | None = None,
 ) -> Plan:
-    """Return the plan that `batch_norm_backward` follows for the same arguments.
+    """Return the plan that `batch_norm_backward` follows for the same arguments, without weights.
 
     Returns
     -------

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import backnorm
+from backnorm import reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.formula import BACKWARD
 from backnorm.conformance.judge import budget, check_backward, judge, ulp_error
@@ -238,3 +239,16 @@ def test_judge_of_wrong_shape_has_infinite_excess_and_says_why():
     grade = judge("dx", np.zeros(2, np.float32), Exact.of(np.zeros(3)), np.zeros(3), FLOAT32)
     assert (grade.status, grade.worst_excess, grade.passed) == ("wrong", np.inf, False)
     assert grade.detail == "dx has shape (2,), not (3,)"
+
+
+@pytest.mark.parametrize("word", ["ignored", "inverted"])
+def test_check_backward_of_other_mask_says_so(word, rng):
+    data = realistic_data((3, 4, 5, 5), FLOAT32, rng=rng)
+    inputs = x, dy, *rest = data.backward_inputs
+    keeps = rng.integers(2, size=x.shape) > 0
+    wrong = dy if word == "ignored" else np.where(keeps, 0, dy)
+    gradients = backnorm.batch_norm_backward(x, wrong.astype(dy.dtype), *rest, **data.options)
+    mask = reference.pack_mask(keeps, x)
+    found = check_backward(*inputs, (*gradients, None), mask=mask, **data.options)
+    assert not found["dx"].passed
+    assert found["dx"].detail.startswith(f"the mask is {word}; dx[")

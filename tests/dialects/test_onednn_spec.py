@@ -150,6 +150,7 @@ def test_forward_takes_inputs_in_order_of_revision(batch, same, op, order):
 
 def test_momentum_defaults_to_tenth_in_early_revision_and_half_in_latest(batch, same):
     b = batch()
+    b |= {"mean": b["mean"] + 1, "variance": b["variance"] + 1}
     latest = partial(BatchNormForwardTraining, *inputs(b, "x", "mean", "variance"), epsilon=1e-5)
     same(latest(), latest(momentum=0.5))
     operands = inputs(b, "x", "gamma", "beta", "mean", "variance")

@@ -54,6 +54,9 @@ def test_forward_without_training_mode_uses_given_statistics(b, same):
     same((out[0], *out[1:4]), (y, b["mean"], b["variance"], b["mean"]))
     expected = 1 / np.sqrt(b["variance"].astype("d") + F32_EPSILON)
     np.testing.assert_array_equal(out[4], expected.astype("f"))
+    statistics = [b["mean"], b["variance"], *out[1:]]
+    for k, array in enumerate(statistics):
+        assert not any(np.may_share_memory(array, other) for other in statistics[:k])
 
 
 @pytest.mark.parametrize("narrow", ["input_mean", "input_var"])
@@ -71,5 +74,6 @@ def test_empty_input_gives_zero_gradients_and_keeps_running_statistics(batch, sa
     b = batch(shape, "NCX")
     zeros = np.zeros(shape[1], "f")
     same(grad(b), (b["x"], zeros, zeros))
-    out = forward(b)
-    same(out[:3], (b["x"], b["mean"], b["variance"]))
+    for momentum in (0.9, 0.0):
+        out = forward(b, momentum=momentum)
+        same(out[:3], (b["x"], b["mean"], b["variance"]))

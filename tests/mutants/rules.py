@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "dialects: constant statistics are those of a batch",
         "dialects/_call.py",
-        'schema.operation != "inference" and bool(training),',
+        'schema.operation != "inference" and training,',
         'schema.operation != "inference",',
         _VALUES,
     ),

@@ -42,6 +42,8 @@ CHANNELS = 5
 SHAPES = {"NCX": (3, CHANNELS, 4, 2), "NXC": (3, 4, 2, CHANNELS)}
 # What is made of a name beside the functions that have the name of an operation.
 OPERATIONS = {"explain": "backward"}
+# Options that may be absent; no value that stands in the place of an option is one of theirs.
+OPTIONAL = "out", "arithmetic", "weights"
 WHOLE = {"sums": ChannelSums, "moments": ChannelMoments}
 
 
@@ -67,7 +69,7 @@ class Subject:
         arguments = [f"{k}={v}" for k, v in options.items() if k != "epsilon"]
         self.name = f"{name}({', '.join([*self.names, *arguments])}) in {self.dtype}"
         options = ["epsilon", "data_format", "training", "activation", "residual", "out"]
-        options += ["arithmetic", "reproducible"]
+        options += ["arithmetic", "reproducible", "weights"]
         self.changeable = [
             option
             for option in options
@@ -200,7 +202,7 @@ def kinds_of_option(option, subject):
             refused = kind.refused or not is_ceiling(kind.plain, subject.dtype)
             yield Kind(f"with the ceiling {kind.label}", made, plain, refused=refused)
         return
-    absent = option in ("out", "arithmetic")
+    absent = option in OPTIONAL
     yield Kind("absent", None, None, refused=not absent)
     for kind in values():
         yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, subject))
@@ -216,7 +218,7 @@ def accepts(option, plain, subject):
             type(plain) is tuple
             and all(type(axis) is int and 0 <= axis < rank for axis in plain)
         )  # fmt: skip
-    return option not in ("out", "arithmetic") and type(plain) is bool
+    return option not in OPTIONAL and type(plain) is bool
 
 
 def is_ceiling(plain, dtype):

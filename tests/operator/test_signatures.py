@@ -35,8 +35,9 @@ def test_public_function_has_parameters_of_its_signature(operation):
     # The type of the moments says whether they are reproducible.
     taken -= {"reproducible"} if operation == "apply_forward" else set()
     assert taken <= set(parameters)
-    # Of what else there is, ChannelSums and ChannelMoments mean that there are numbers.
-    assert set(parameters) - taken <= {"out", "blend", "sums", "moments"}
+    # Of what else there is, ChannelSums and ChannelMoments mean that there are numbers; two calls
+    # of operations serve weights.
+    assert set(parameters) - taken <= {"out", "blend", "sums", "moments", "weights"}
     for operand in signature.operands:
         if operand.name in parameters and operand.required:
             assert parameters[operand.name].default is inspect.Parameter.empty

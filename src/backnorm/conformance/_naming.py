@@ -133,7 +133,7 @@ class Diagnosis:
             return True
         if self.is_firm or other.is_firm:
             return False
-        hidden = {"offset", "slope"}
+        hidden = {"gain", "offset", "slope"}
         rest, other_rest = self.wrong - hidden, other.wrong - hidden
         return self.wrong == other.wrong or (bool(rest) and rest == other_rest)
 

@@ -56,7 +56,7 @@ NORMALIZATIONS: Mapping[str, Normalization] = MappingProxyType(
             Normalization("layer-norm", (0, 3), "row", layouts=("NXC",)),
             Normalization("rms-norm", (0, 3), "row", is_centred=False, layouts=("NXC",)),
             Normalization("group-norm", (0, 1), "group"),
-            Normalization("instance-norm", (0, 1, 2), "channel of an image"),
+            Normalization("instance-norm", (0, 1, 2), "channel"),
         )
     }
 )

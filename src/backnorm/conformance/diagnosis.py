@@ -72,7 +72,7 @@ ROW_DIAGNOSTIC = {
     "layer-norm": (3, 29, 29),
     "rms-norm": (3, 29, 29),
     "group-norm": (3, 12, 3, 12),
-    "instance-norm": (3, 13, 3, 13),
+    "instance-norm": (4, 13, 3, 13),
 }
 #: The same for the forward pass.
 FORWARD_DIAGNOSTIC = (3, 11, 1, 11)

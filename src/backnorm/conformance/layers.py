@@ -22,6 +22,7 @@ from backnorm.conformance.diagnosis import (
     diagnose_forward,
     diagnostic_data,
 )
+from backnorm.conformance.formula import FORWARD_MISTAKES
 from backnorm.conformance.judge import GRADIENTS, LAYER_RESULTS, Quantity
 from backnorm.conformance.ladder import LayerLadder
 from backnorm.dtypes import FLOAT64, is_16_bit, rounded
@@ -196,16 +197,19 @@ def _of_evaluation(case: LayerCase, wrong: Mapping[Any, np.ndarray]) -> Iterator
     data = case.data
     without_gamma = replace(data, gamma=np.ones_like(data.gamma))
     no_beta = np.zeros_like(data.beta)
-    for name, says, changed, training in (
-        ("gamma-left-out", "y is not multiplied by gamma", without_gamma, False),
-        ("beta-left-out", "y lacks beta", replace(data, beta=no_beta), False),
-        ("gamma-left-out-beta-left-out", "y is not multiplied by gamma and y lacks beta",
-         replace(without_gamma, beta=no_beta), False),
-        ("batch-in-evaluation", "evaluation has the statistics of the batch", data, True),
-        ("running-in-evaluation", "evaluation updates the running statistics", data, True),
-    ):  # fmt: skip
-        own = [n for n in wrong if n.startswith("running" if name.startswith("running") else "y")]
+    says = {mistake.name: mistake.says for mistake in FORWARD_MISTAKES}
+    says["batch-in-evaluation"] = "evaluation has the statistics of the batch"
+    says["running-in-evaluation"] = "evaluation updates the running statistics"
+    for names, changed, training in (
+        (("gamma-left-out",), without_gamma, False),
+        (("beta-left-out",), replace(data, beta=no_beta), False),
+        (("gamma-left-out", "beta-left-out"), replace(without_gamma, beta=no_beta), False),
+        (("batch-in-evaluation",), data, True),
+        (("running-in-evaluation",), data, True),
+    ):
+        judged = "running" if names == ("running-in-evaluation",) else "y"
+        own = [name for name in wrong if name.startswith(judged)]
         ladder = LayerLadder.of(changed, case.running, training=training)
-        if own and all(_is_right(ladder, n, wrong[n]) for n in own):
-            yield Diagnosis("formula", (name,), says)
+        if own and all(_is_right(ladder, name, wrong[name]) for name in own):
+            yield Diagnosis("formula", names, " and ".join(says[name] for name in names))
             return

@@ -5,17 +5,18 @@ gradients. The compositions replace the kernels where the kernels' results canno
 as often as needed. Everything is computed in float64.
 
 In training, mean and variance are functions of x, so they are computed from x here. A mask has the
-shape (N, 1, ...); the module `masks` describes it.
+shape (N, 1, ...); the module `backnorm.weighted` describes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from backnorm import weighted
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
 from backnorm.torch.memory import statistics_type
 
@@ -59,7 +60,7 @@ def masked_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
 ) -> tuple[Tensor, ...]:
     """Return y, and mean, biased variance and number of the counted elements, in float64."""
-    centred, *moments = masked_moments(x, mask)
+    centred, *moments = _masked_moments(x, mask)
     y = centred * (moments[1] + eps).rsqrt()
     y = y if weight is None else y * _column(weight, x)
     y = y if bias is None else y + _column(bias, x)
@@ -84,10 +85,7 @@ def double_backward(
     gradient = dy.double()
     outer = ABSENT if ddx is None else ddx.double()
 
-    def sums(left: Tensor, right: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
-        return _sum(right), _sum(right * (left - pivot))
-
-    found = factors(sums, x.double(), gradient, outer, channels, share=elements.share)
+    found = factors(_sums, x.double(), gradient, outer, channels, share=elements.share)
     normalised = elements.centred * elements.scale
     centred_outer = outer - found.mean_ddx
     gx = by_x(found, normalised, gradient - found.mean_dy, centred_outer)
@@ -102,23 +100,9 @@ def double_backward(
     return gx, gdy, _row(found.gamma, x, dtype)
 
 
-def masked_moments(
-    x: Tensor, mask: Tensor, add: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, ...]:
-    """Return x - mean; and mean, biased variance, and number (or sum of weights) of the counted
-    elements of every channel, in shapes that broadcast with x. Without counted elements, mean and
-    variance are NaN.
-
-    `add` returns the sums of channels, as `_sum` does.
-    """
-    add, wide, weights = add or _sum, x.double(), mask.double().expand(x.shape)
-    count = add(weights)
-    near = add(weights * wide) / count
-    centred = wide - near
-    # This sum would be 0 if `near` was not rounded.
-    rest = add(weights * centred) / count
-    variance = add(weights * centred * centred) / count - rest * rest
-    return centred - rest, near + rest, variance, count
+def _masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return what `weighted.moments` does; without counted elements, mean and variance are NaN."""
+    return weighted.moments(_sums, x.double(), mask.double().expand(x.shape))
 
 
 def _normalised(
@@ -130,7 +114,7 @@ def _normalised(
     mask: Tensor | None = None,
 ) -> _Normalised:
     if mask is not None:
-        centred, column, square, count = masked_moments(x, mask)
+        centred, column, square, count = _masked_moments(x, mask)
         return _Normalised(centred, column, (square + eps).rsqrt(), mask.double() / count)
     wide = x.double()
     if not training:
@@ -149,6 +133,10 @@ def _normalised(
 def _sum(elements: Tensor) -> Tensor:
     """Return the sum of every channel, in a shape that broadcasts with the elements."""
     return elements.sum([axis for axis in range(elements.dim()) if axis != 1], keepdim=True)
+
+
+def _sums(left: Tensor, right: Tensor, pivot: Any) -> tuple[Tensor, Tensor]:
+    return _sum(right), _sum(right * (left - pivot))
 
 
 def _column(channels: Tensor, x: Tensor) -> Tensor:

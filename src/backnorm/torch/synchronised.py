@@ -22,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from backnorm import weighted
 from backnorm.errors import BacknormError
 from backnorm.executable import compute
+from backnorm.interfaces import Results
 from backnorm.options import Options
 from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
 from backnorm.torch import composed, masks
@@ -88,7 +90,9 @@ def _forward(
     if mask is None:
         moments = _message(*engine.reduce("reduce_forward", (x,), options))
     else:
-        moments = _of_counted(x, mask, options)
+        weighted.check_weights("mask", mask, torch)
+        reduced = weighted.reduce_counted(x, mask, (1,), options, engine.reduce, torch)
+        moments = _message(*reduced)
     if group is not None:
         # `settings` is a text that must be equal in all processes. It does not contain the
         # arithmetic. The arithmetic depends on the element type, and the empty x of a process
@@ -107,28 +111,6 @@ def _forward(
     operands, sums = (x, None, weight, bias), (mean, variance)
     y, *_ = compute("apply_forward", operands, options, arrays=engine.TENSORS, sums=sums)
     return y, moments
-
-
-def _of_counted(x: Tensor, mask: Tensor, options: Options) -> Tensor:
-    """Return the moments of the counted elements as a message, which ends with their number or the
-    sum of their weights.
-    """
-    reduce, counts = engine_of(x).reduce, mask.squeeze(1) != 0
-    counted = x.movedim(1, -1)[counts]
-    if mask.dtype is torch.bool:
-        return _message(*reduce("reduce_forward", (counted,), options))
-    weights = mask.squeeze(1)[counts][:, None]
-    masks.check_weights(weights)
-
-    def add(terms: Tensor) -> Tensor:
-        # The first sums of a backward pass are those of dy, for any x and mean.
-        operands = terms, terms, None, terms.new_zeros(x.shape[1])
-        sums: Tensor = reduce("reduce", operands, Options(arithmetic="float64"))[0]
-        return sums[:1]
-
-    _, mean, variance, count = composed.masked_moments(counted, weights, add)
-    moments = torch.cat((mean, variance, count[:, :1].sum(1, keepdim=True)), 1)[0]
-    return torch.where(moments[-1] > 0.0, moments, 0.0)
 
 
 def _sums(
@@ -182,26 +164,21 @@ def _gradient(
         # The sums are those of all elements; dx has the quotients of them and the sum of weights.
         sums = torch.cat((sums[:-1] / moments[-1], torch.ones_like(sums[-1:])))
     sum_dy, sum_dy_xmu, count = engine.parts(sums)
-    operands: Sequence[Tensor | None] = (x, dy, mean, variance, weight)
+    operands: Sequence[Any] = (x, dy, mean, variance, weight)
     if mask is not None and mask.is_floating_point():
         operands = [None if each is None else each.double() for each in operands]
         options = options._replace(arithmetic="float64")
     elements, gradient, *channels = operands
 
-    def dx(dy: Tensor | None, training: bool = True) -> Tensor:
-        found: Tensor
-        found, _ = compute(
+    def run(dy: Tensor, training: bool) -> Results:
+        return compute(
             "apply", (elements, dy, None, *channels), options._replace(training=training),
             arrays=engine.TENSORS, sums=(sum_dy, sum_dy_xmu), count=count,
         )  # fmt: skip
-        return found
 
-    if mask is None:
-        return dx(gradient)
-    if mask.dtype is torch.bool:
-        return torch.where(mask, dx(gradient), dx(gradient, training=False))
-    through_statistics = dx(torch.zeros_like(elements))
-    return (dx(gradient, training=False) + mask * through_statistics).to(x.dtype)
+    dx: Tensor
+    dx, _ = run(gradient, True) if mask is None else weighted.apply(run, gradient, mask, torch)
+    return dx.to(x.dtype)
 
 
 def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from backnorm.conformance.formula._backward import (
 from backnorm.conformance.formula._channels import Channels
 from backnorm.conformance.formula._formula import FEW_BITS, Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
-from backnorm.conformance.formula._rows import backward_formula, forward_formula
+from backnorm.conformance.formula._forward_rows import forward_formula
+from backnorm.conformance.formula._rows import backward_formula
 from backnorm.conformance.formula._variations import of_images, other_inputs
 
 __all__ = [

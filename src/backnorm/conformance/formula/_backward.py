@@ -398,7 +398,9 @@ class BackwardFormula(Formula):
 
     def partial_mistakes(self, channels: Channels) -> list[Mistake]:
         """Return the mistakes of sums in a part of the results."""
-        return list(in_parts(self.known_mistakes(channels), channels))
+        # So many mistakes explain the few numbers of one or two channels by chance.
+        known = self.known_mistakes(channels) if len(channels.x) > 2 else ()
+        return list(in_parts(known, channels))
 
     @np.errstate(all="ignore")
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
@@ -408,9 +410,9 @@ class BackwardFormula(Formula):
             return
         s = self.inverse_deviation(channels.variance, channels.epsilon, channels)
         right = self.numbers(channels)
-        found, such = _places(own["gain"] / s, channels.gamma)
+        of_gain, such = _places(own["gain"] / s, channels.gamma)
         says = f"the gamma of other channels is used, such as {such}"
-        yield Mistake("gamma-other", says, "gain", lambda k: k.gamma[found] * k.s)
+        yield Mistake("gamma-other", says, "gain", lambda k: k.gamma[of_gain] * k.s)
         of_gamma, such = _places(own["dgamma"], right["dgamma"])
         says = f"dgamma has the values of other channels, such as {such}"
         dgamma = Mistake("dgamma-other", says, "dgamma", lambda k: k.dgamma[of_gamma])
@@ -433,7 +435,10 @@ class BackwardFormula(Formula):
         says = f"{count:.4g} is used for M, which is {channels.count}"
         yield Mistake("count-other", says, "count", lambda ch: count)
         variance -= channels.epsilon
-        yield from _other_variances(channels, variance)
+        # dgamma may have a wider type than dx, from which `variance` is.
+        of_dgamma = np.square(right["dgamma"] / s / own["dgamma"]) - channels.epsilon
+        for found in (of_dgamma, variance):
+            yield from _other_variances(channels, found)
         sum_dy, sum_dy_x = self.sums(channels, channels.mean, channels.x)
         mean = (sum_dy_x - own["dgamma"] * np.sqrt(variance + channels.epsilon)) / sum_dy
         says = "another mean is used than the one that was passed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -39,12 +40,19 @@ def check_backward(
 
     With the `mask` of a ReLU, the fourth of `gradients` is judged, too: dresidual. If `residual` is
     True, it must be dy where the mask is set, and 0 elsewhere; otherwise it must be absent or None.
+    If dx is that of dy without the mask, or with the inverted mask, `detail` says so.
     """
     dx, dgamma, dbeta, *rest = gradients
     masked = dy if mask is None else reference.masked(dy, mask, x)
     exact = reference.backward(x, masked, mean, variance, gamma, weights=weights, **options)
     types = x.dtype, mean.dtype, mean.dtype
     grades = judge_all(exact, GRADIENTS, (dx, dgamma, dbeta), types, x.dtype, arithmetic)
+    if mask is not None and not grades["dx"].passed:
+        for word, used in (("ignored", dy), ("inverted", reference.masked(dy, ~mask, x))):
+            other = reference.backward(x, used, mean, variance, gamma, weights=weights, **options)
+            if judge_all(other, ("dx",), (dx,), types[:1], x.dtype, arithmetic)["dx"].passed:
+                says = f"the mask is {word}; {grades['dx'].detail}"
+                grades["dx"] = replace(grades["dx"], detail=says)
     if mask is not None or rest:
         actual = rest[0] if rest else None
         grades["dresidual"] = judge_dresidual(actual, masked if residual else None)
