@@ -347,6 +347,9 @@ class RowFormula(BackwardFormula):
         ):
             if each.step in ("inverse_deviation", "count"):
                 yield each
+            if each.step == "count":
+                # Those that follow need a dgamma of each row.
+                return
 
     def functions(self, channels: Channels) -> Values:
         """Return dy*gamma, 1, x - mean, and these with other powers of gamma."""
