@@ -18,6 +18,8 @@ from backnorm.conformance.diagnosis import diagnose
 from backnorm.conformance.formula import backward_formula
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.export import export
+from backnorm.conformance.verify.files import judge
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.peers import missing_package
 from backnorm.conformance.verify.run import Job, verify
@@ -189,6 +191,48 @@ def test_page_of_rows_commands_of_operators_judge_right_functions(command):
     words[1] = f"{FILE}:{name}"
     done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_page_of_rows_commands_of_cases_list_show_and_judge_them(tmp_path):
+    commands = re.findall(r"^backnorm ((?:cases|judge) .+)$", PAGE, re.M)
+    # The exact results in an exported folder have the names of results.
+    (tmp_path / "results").symlink_to("cases")
+    printed = [run(shlex.split(command), tmp_path) for command in commands]
+    assert [done.returncode for done in printed] == [0] * 4, [done.stderr for done in printed]
+    listed, shown, exported, verdicts = (done.stdout for done in printed)
+    assert "realistic-float32-float32-NCX 6x10x3x4\n" in listed
+    assert re.search(
+        r"108 elements a group.+^mean +float32  3x4 .+rejects 1\d\d of", shown, re.M | re.S
+    )
+    assert exported.startswith("2 cases")
+    assert "6 outputs judged: 6 passed; 0 findings" in verdicts
+    dgamma = tmp_path / "cases" / "realistic-float32-float32-NCX" / "dgamma.bin"
+    dgamma.write_bytes(dgamma.read_bytes()[::-1])
+    assert "5 passed, 1 wrong" in run(shlex.split(commands[-1]), tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("operation", "judged"), [("layer-norm", 3), ("rms-norm-forward", 2), ("instance-norm", 6)]
+)
+def test_exported_cases_of_rows_have_results_that_judge_finds_exact(operation, judged, tmp_path):
+    only = ("grid-*5x4-float32-*", "diagnostic-*")
+    selection = Selection(dtypes=("float32",), only=only, operation=operation)
+    written, refused = export(tmp_path, selection, form="npy")
+    assert not refused
+    results = judge(tmp_path, tmp_path)
+    assert len(results.recipes) == written >= 2
+    assert {verdict.status for verdict in results.verdicts} <= {"exact", "proves_nothing"}
+    assert sum(v.status == "exact" for v in results.verdicts) >= judged
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"form": "mlir"}, "--format mlir"), ({"dialect": "aten"}, "--dialect aten")],
+)
+def test_export_of_rows_in_the_format_of_others_raises_error(options, words, tmp_path):
+    message = f"--operation: must be backward or forward with {words}; got layer-norm"
+    with pytest.raises(ArgumentValueError, match=message):
+        export(tmp_path, Selection(operation="layer-norm"), **options)
 
 
 @pytest.mark.peer
