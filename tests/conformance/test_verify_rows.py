@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +29,9 @@ from tests.support.pages import ROOT
 from tests.support.required import require
 
 from . import row_forward_kernels as forward_kernels
-from .row_kernels import OPERATORS, RIGHT, WRONG
+from . import row_kernels as kernels
+from .row_kernels import RIGHT, WRONG
 
-FILE = Path(__file__).parent / "row_kernels.py"
 SIBLINGS = [name for name, kind in NORMALIZATIONS.items() if kind != BATCH_NORM]
 # Cases in which sums are long, terms cancel, or magnitudes are extreme.
 HARD = (
@@ -128,18 +127,26 @@ def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
     name = next(name for name in WRONG if name.startswith(kind) and WRONG[name][1])
     only = "diagnostic-*", "realistic-*"
     selection = Selection(dtypes=("float32",), only=only, operation=operation)
-    results = verify(Job(f"{FILE}:{name}", selection))
+    results = verify(Job(f"{kernels.__name__}:{name}", selection))
     (found,) = findings(results)
     assert found.id == WRONG[name][1]
     assert f"--operation {operation}" in found.reproduce
 
 
+# The module of a function, and what it is called with, by its name.
+OPERATORS = {
+    name: (module.__name__, operator)
+    for module in (kernels, forward_kernels)
+    for name, operator in module.OPERATORS.items()
+}
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
-    dialect, op, operation, expected = OPERATORS[name]
-    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*"
+    module, (dialect, op, operation, expected) = OPERATORS[name]
+    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*", "grid-5x1x9-*"
     selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
-    results = verify(Job(f"{FILE}:{name}", selection, dialect, op))
+    results = verify(Job(f"{module}:{name}", selection, dialect, op))
     found = findings(results)
     assert [each.id for each in found] == [expected] * (expected is not None)
     if expected is None:
@@ -187,8 +194,11 @@ def test_page_of_rows_shows_the_printed_screen(file, tmp_path):
 def test_page_of_rows_commands_of_operators_judge_right_functions(command):
     words = shlex.split(command)[1:]
     operation, dialect = words[words.index("--operation") + 1], words[words.index("--dialect") + 1]
-    name = next(n for n, o in OPERATORS.items() if (o[0], *o[2:]) == (dialect, operation, None))
-    words[1] = f"{FILE}:{name}"
+    words[1] = next(
+        f"{module}:{name}"
+        for name, (module, (known, _, of, finding)) in OPERATORS.items()
+        if (known, of, finding) == (dialect, operation, None)
+    )
     done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -249,6 +249,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _ladder_of_forward,
             _types_of_result,
             _diagnose_forward,
+            ("inverse_deviation",),
             normalization=kind,
         )
         for name, kind in NORMALIZATIONS.items()
