@@ -132,4 +132,48 @@ WRONG = {
     "instance_no_root": (forward("instance", inverse=lambda v, e: 1 / (v + e)), "no-root"),
 }  # fmt: skip
 
+_LAYER, _RMS, _GROUP = (forward(kind) for kind in ("layer", "rms", "group"))
+
+
+def native_layer_norm(input, normalized_shape, weight, bias, eps):
+    """ATen's operator; its statistics have the rank of x."""
+    assert normalized_shape == [input.shape[-1]]
+    y, mean, variance = _LAYER(input, weight, bias, epsilon=eps)
+    return y, mean[..., None], _inverse(variance, eps)[..., None]
+
+
+def variance_as_rstd(input, normalized_shape, weight, bias, eps):
+    """ATen's operator, wrong: it returns the variance."""
+    y, mean, variance = _LAYER(input, weight, bias, epsilon=eps)
+    return y, mean[..., None], variance[..., None]
+
+
+def fused_rms_norm(input, normalized_shape, weight, eps):
+    y, variance = _RMS(input, weight, epsilon=eps)
+    return y, _inverse(variance, eps)[..., None]
+
+
+def native_group_norm(input, weight, bias, *sizes):
+    images, channels, space, groups, eps = sizes
+    assert (images, channels) == input.shape[:2]
+    assert images * channels * space == input.size
+    options = {"epsilon": eps, "data_format": "NCX", "groups": groups}
+    y, mean, variance = _GROUP(input, weight, bias, **options)
+    return y, mean, _inverse(variance, eps)
+
+
+def _inverse(variance, eps):
+    with np.errstate(all="ignore"):
+        wide = 1.0 / np.sqrt(variance.astype(np.float64) + eps)
+    return rounded(wide, variance.dtype)
+
+
+#: Functions with the arguments of operators: as in `row_kernels`.
+OPERATORS = {
+    "native_layer_norm": ("aten", "native_layer_norm", "layer-norm-forward", None),
+    "variance_as_rstd": ("aten", None, "layer-norm-forward", "inverse-variance"),
+    "fused_rms_norm": ("aten", "_fused_rms_norm", "rms-norm-forward", None),
+    "native_group_norm": ("aten", "native_group_norm", "group-norm-forward", None),
+}
+
 globals().update(RIGHT, **{name: each for name, (each, _) in WRONG.items()})

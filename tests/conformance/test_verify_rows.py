@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +17,8 @@ from backnorm.conformance.diagnosis import diagnose
 from backnorm.conformance.formula import backward_formula
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.export import export
+from backnorm.conformance.verify.files import judge
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.peers import missing_package
@@ -30,9 +31,9 @@ from tests.support.pages import ROOT
 from tests.support.required import require
 
 from . import row_forward_kernels as forward_kernels
-from .row_kernels import OPERATORS, RIGHT, WRONG
+from . import row_kernels as kernels
+from .row_kernels import RIGHT, WRONG
 
-FILE = Path(__file__).parent / "row_kernels.py"
 SIBLINGS = [name for name, kind in NORMALIZATIONS.items() if kind != BATCH_NORM]
 # Cases in which sums are long, terms cancel, or magnitudes are extreme.
 HARD = (
@@ -128,18 +129,26 @@ def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
     name = next(name for name in WRONG if name.startswith(kind) and WRONG[name][1])
     only = "diagnostic-*", "realistic-*"
     selection = Selection(dtypes=("float32",), only=only, operation=operation)
-    results = verify(Job(f"{FILE}:{name}", selection))
+    results = verify(Job(f"{kernels.__name__}:{name}", selection))
     (found,) = findings(results)
     assert found.id == WRONG[name][1]
     assert f"--operation {operation}" in found.reproduce
 
 
+# The module of a function, and what it is called with, by its name.
+OPERATORS = {
+    name: (module.__name__, operator)
+    for module in (kernels, forward_kernels)
+    for name, operator in module.OPERATORS.items()
+}
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
-    dialect, op, operation, expected = OPERATORS[name]
-    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*"
+    module, (dialect, op, operation, expected) = OPERATORS[name]
+    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*", "grid-5x1x9-*"
     selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
-    results = verify(Job(f"{FILE}:{name}", selection, dialect, op))
+    results = verify(Job(f"{module}:{name}", selection, dialect, op))
     found = findings(results)
     assert [each.id for each in found] == [expected] * (expected is not None)
     if expected is None:
@@ -187,10 +196,55 @@ def test_page_of_rows_shows_the_printed_screen(file, tmp_path):
 def test_page_of_rows_commands_of_operators_judge_right_functions(command):
     words = shlex.split(command)[1:]
     operation, dialect = words[words.index("--operation") + 1], words[words.index("--dialect") + 1]
-    name = next(n for n, o in OPERATORS.items() if (o[0], *o[2:]) == (dialect, operation, None))
-    words[1] = f"{FILE}:{name}"
+    words[1] = next(
+        f"{module}:{name}"
+        for name, (module, (known, _, of, finding)) in OPERATORS.items()
+        if (known, of, finding) == (dialect, operation, None)
+    )
     done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_page_of_rows_commands_of_cases_list_show_and_judge_them(tmp_path):
+    commands = re.findall(r"^backnorm ((?:cases|judge) .+)$", PAGE, re.M)
+    # The exact results in an exported folder have the names of results.
+    (tmp_path / "results").symlink_to("cases")
+    printed = [run(shlex.split(command), tmp_path) for command in commands]
+    assert [done.returncode for done in printed] == [0] * 4, [done.stderr for done in printed]
+    listed, shown, exported, verdicts = (done.stdout for done in printed)
+    assert "realistic-float32-float32-NCX 6x10x3x4\n" in listed
+    assert re.search(
+        r"108 elements a group.+^mean +float32  3x4 .+rejects 1\d\d of", shown, re.M | re.S
+    )
+    assert exported.startswith("2 cases")
+    assert "6 outputs judged: 6 passed; 0 findings" in verdicts
+    dgamma = tmp_path / "cases" / "realistic-float32-float32-NCX" / "dgamma.bin"
+    dgamma.write_bytes(dgamma.read_bytes()[::-1])
+    assert "5 passed, 1 wrong" in run(shlex.split(commands[-1]), tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("operation", "judged"), [("layer-norm", 3), ("rms-norm-forward", 2), ("instance-norm", 6)]
+)
+def test_exported_cases_of_rows_have_results_that_judge_finds_exact(operation, judged, tmp_path):
+    only = ("grid-*5x4-float32-*", "diagnostic-*")
+    selection = Selection(dtypes=("float32",), only=only, operation=operation)
+    written, refused = export(tmp_path, selection, form="npy")
+    assert not refused
+    results = judge(tmp_path, tmp_path)
+    assert len(results.recipes) == written >= 2
+    assert {verdict.status for verdict in results.verdicts} <= {"exact", "proves_nothing"}
+    assert sum(v.status == "exact" for v in results.verdicts) >= judged
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"form": "mlir"}, "--format mlir"), ({"dialect": "aten"}, "--dialect aten")],
+)
+def test_export_of_rows_in_the_format_of_others_raises_error(options, words, tmp_path):
+    message = f"--operation: must be backward or forward with {words}; got layer-norm"
+    with pytest.raises(ArgumentValueError, match=message):
+        export(tmp_path, Selection(operation="layer-norm"), **options)
 
 
 @pytest.mark.peer

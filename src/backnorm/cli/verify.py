@@ -21,6 +21,19 @@ from backnorm.errors import ArgumentError, ArgumentValueError, counted, visible
 from backnorm.graph.logical_tensor import check_elements
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
+Pass = Literal[
+    "backward",
+    "forward",
+    "layer-norm",
+    "rms-norm",
+    "group-norm",
+    "instance-norm",
+    "layer-norm-forward",
+    "rms-norm-forward",
+    "group-norm-forward",
+    "instance-norm-forward",
+]
+PassOfCases = Annotated[Pass, typer.Option("--operation", help="The pass of the cases.")]
 Tier = Annotated[
     Literal["smoke", "full"], typer.Option(help="smoke takes seconds; full has shapes of networks.")
 ]
@@ -159,20 +172,7 @@ def verify(
     ] = None,
     op: Op = None,
     operation: Annotated[
-        Literal[
-            "backward",
-            "forward",
-            "layer",
-            "layer-norm",
-            "rms-norm",
-            "group-norm",
-            "instance-norm",
-            "layer-norm-forward",
-            "rms-norm-forward",
-            "group-norm-forward",
-            "instance-norm-forward",
-        ]
-        | None,
+        Literal[Pass, "layer"] | None,
         typer.Option(
             help="The pass that the subject computes; layer: both, by a layer of a framework "
             "(default: layer for a layer, otherwise backward); layer-norm and others: the "
@@ -362,11 +362,13 @@ def cases_list(
     only: Only = None,
     skip: Skip = None,
     seed: Seed = 0,
+    operation: PassOfCases = "backward",
 ) -> None:
     """Print the name of each case and the shape of its x."""
     from backnorm.conformance.verify.cases import recipes
 
-    for recipe in recipes(_selection(tier, dtypes, layouts, only, skip, seed)):
+    selection = _selection(tier, dtypes, layouts, only, skip, seed)
+    for recipe in recipes(replace(selection, operation=operation)):
         print(recipe.name, "x".join(map(str, recipe.shape)))
 
 
@@ -376,12 +378,13 @@ def cases_show(
     name: Annotated[str, typer.Argument(metavar="CASE", help="A name that cases list prints.")],
     tier: Tier = "smoke",
     seed: Seed = 0,
+    operation: PassOfCases = "backward",
 ) -> None:
     """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
     from backnorm.conformance.verify.cases import DTYPES, Selection, recipes
     from backnorm.conformance.verify.renderers import about
 
-    every = recipes(Selection(tier, tuple(DTYPES)))
+    every = recipes(Selection(tier, tuple(DTYPES), operation=operation))
     recipe = next((each for each in every if each.name == name), None)
     if recipe is None:
         raise ArgumentValueError(
@@ -412,9 +415,7 @@ def cases_export(
         list[str] | None,
         typer.Option(help="Write random data of the shape N,C,... instead; repeatable."),
     ] = None,
-    operation: Annotated[
-        Literal["backward", "forward"], typer.Option(help="The pass of the cases.")
-    ] = "backward",
+    operation: PassOfCases = "backward",
     dialect: Annotated[
         str | None, typer.Option(help="The dialect whose names and shapes the files have.")
     ] = None,

@@ -361,6 +361,11 @@ class OperatorSchema(Rules):
         """The names of inputs and attributes."""
         return [*(tensor.name for tensor in self.inputs), *(each.name for each in self.attributes)]
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The roles of the outputs."""
+        return tuple(tensor.role for tensor in self.outputs)
+
     @cached_property
     def with_constants(self) -> OperatorSchema:
         """The schema that calls with constant statistics follow."""

@@ -44,13 +44,9 @@ class FileCase:
     def like(self, output: str) -> tuple[np.dtype, tuple[int, ...]]:
         """Return the element type and the shape that an output has in files."""
         name = self.outputs[output]
-        data = self.case.data
         dtype = operation_of(self.case).types(self.case, name)[0]
-        if name in ("dx", "y"):
-            return dtype, data.x.shape
-        if output in self.kept:
-            return dtype, shape_of_kept(self.case)
-        return dtype, data.mean.shape
+        is_kept, data = output in self.kept, self.case.data
+        return dtype, shape_of_kept(self.case) if is_kept else data.like(name).shape
 
 
 def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from backnorm.conformance.axes import BATCH_NORM
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify import _flashinfer, _hipdnn, _mlir
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.dialect_calls import schema_of
 from backnorm.conformance.verify.files import write_cases
-from backnorm.conformance.verify.operations import RefusedError
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError
 
@@ -89,10 +90,15 @@ def export(
     Raises
     ------
     ArgumentError
-        If there is no such dialect or operator, if the format has a dialect of its own, or if all
-        cases are refused.
+        If there is no such dialect or operator, if the format has a dialect of its own, if a format
+        or a dialect is asked for that has batch normalisation alone, or if all cases are refused.
     """
     chosen = FORMATS[form]
+    names_of = f"--format {form}" if chosen.is_problem else dialect and f"--dialect {dialect}"
+    if names_of and OPERATIONS[selection.operation].normalization != BATCH_NORM:
+        raise ArgumentValueError(
+            "--operation", f"must be backward or forward with {names_of}", came=selection.operation
+        )
     if chosen.is_problem and dialect is not None:
         raise ArgumentValueError("--dialect", f"must be absent with --format {form}", came=dialect)
     dialect = dialect or chosen.dialect

@@ -372,6 +372,9 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
             "layer-norm": Pass(_aten_of_rows("native_layer_norm_backward"), "aten"),
             "group-norm": Pass(_aten_of_rows("native_group_norm_backward"), "aten"),
+            "layer-norm-forward": Pass(_aten_of_rows("native_layer_norm"), "aten"),
+            "rms-norm-forward": Pass(_aten_of_rows("_fused_rms_norm"), "aten"),
+            "group-norm-forward": Pass(_aten_of_rows("native_group_norm"), "aten"),
         },
         "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
         "jax": {

@@ -18,13 +18,11 @@ from rich.text import Text
 import backnorm
 from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case
-from backnorm.conformance.formula import WRONG
-from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.ladder import RUNGS, GradientLadder, is_at_least
+from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.draws import is_drawn
 from backnorm.conformance.verify.findings import Finding, mistake_of, sentence
-from backnorm.conformance.verify.operations import catches
+from backnorm.conformance.verify.operations import catches, operation_of, wrong_kernels
 from backnorm.conformance.verify.report import Report, known_failures
 from backnorm.conformance.verify.run import Results
 from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED, Verdict
@@ -312,26 +310,28 @@ def _as_xfail(report: Report) -> str:
 
 def about(case: Case) -> Group:
     """Return the inputs of a case, the bounds of its outputs, and the kernels that fail it."""
-    ladder = GradientLadder.of(*case.operands, **case.options)
-    caught = catches(case, ladder)
-    passed = [mistake.name for mistake in WRONG if mistake.name not in caught]
+    ladder, row = operation_of(case).ladder(case), case.data.normalization.row
     statistics = "training" if case.training else "frozen statistics"
     return Group(
         _line(
             f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
-            f"{ladder.count} elements a channel"
+            f"{ladder.count} elements a {row}"
         ),
         "",
         _about_inputs(case),
         "",
-        _about_outputs(ladder),
+        _about_outputs(case, ladder),
         _line("condition: median of T over the exact value; rungs: median bounds in ulps"),
-        "",
-        *(
-            _line(f"{verb} {len(names)} of {len(WRONG)} wrong kernels: {', '.join(names)}")
-            for verb, names in (("rejects", caught), ("lets pass", passed))
-        ),
+        *(_about_kernels(case, ladder) if isinstance(ladder, GradientLadder) else ()),
     )
+
+
+def _about_kernels(case: Case, ladder: Ladder) -> Iterator[Text]:
+    caught, every = catches(case, ladder), [mistake.name for mistake in wrong_kernels(case)]
+    passed = [name for name in every if name not in caught]
+    yield _line("")
+    for verb, names in (("rejects", caught), ("lets pass", passed)):
+        yield _line(f"{verb} {len(names)} of {len(every)} wrong kernels: {', '.join(names)}")
 
 
 def _about_inputs(case: Case) -> Table:
@@ -348,14 +348,15 @@ def _about_inputs(case: Case) -> Table:
     return table
 
 
-def _about_outputs(ladder: GradientLadder) -> Table:
-    """Return a table with a column for each gradient. The rows are the gradient's type, the median
+def _about_outputs(case: Case, ladder: Ladder) -> Table:
+    """Return a table with a column for each result. The rows are the result's type, the median
     and the largest condition number of its elements, and the median of each rung's bound, in ulps.
     """
     columns: list[list[str]] = []
-    for name in GRADIENTS:
+    operation = operation_of(case)
+    for name in operation.results:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
-        dtype = ladder.element_type(name)
+        dtype = operation.types(case, name)[0]
         ulp = ulp_at(ladder.value(name), dtype)
         with np.errstate(all="ignore"):
             # For each element, `terms` has T, the sum of the magnitudes of the terms of the
@@ -365,8 +366,8 @@ def _about_outputs(ladder: GradientLadder) -> Table:
             bounds = [np.median(each / ulp) for each in ladder.allowances(name, dtype).values()]
         numbers = np.median(condition), condition.max(), *bounds
         columns.append([str(dtype), *(f"{each:.4g}" for each in numbers)])
-    heads = "type", "condition", "worst condition", *ladder.allowances("dx", ladder.data)
-    table = _case_table("", *GRADIENTS)
+    heads = "type", "condition", "worst condition", *ladder.allowances(name, dtype)
+    table = _case_table("", *operation.results)
     for head, *cells in zip(heads, *columns, strict=True):
         table.add_row(head, *cells)
     return table

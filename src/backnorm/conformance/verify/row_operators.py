@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,21 @@ class RowOperator:
         The arguments in the operator's order, by what they are.
     keywords : str
         Arguments that are passed by keyword.
+    returned : str
+        The results, if they are not those of the operation.
     """
-
-    #: As in an OperatorSchema: there are no results that only operators have.
-    outputs: ClassVar[tuple[Any, ...]] = ()
 
     dialect: str
     op: str
     operation: OperationName
     arguments: str
     keywords: str = ""
+    returned: str = ""
 
     @property
     def results(self) -> tuple[str, ...]:
         """The results in their order."""
-        return OPERATIONS[self.operation].results
+        return tuple(self.returned.split()) or OPERATIONS[self.operation].results
 
     def operands(self, inputs: dict[str, Any], case: Case) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call, by position and by keyword; None: not passed.
@@ -59,13 +59,13 @@ class RowOperator:
         is_affine = inputs["gamma"] is not None
         if self.dialect == "aten" and not is_affine and x.dtype != case.data.variance.dtype:
             raise RefusedError("without a weight, the statistics have the type of the input")
-        known = {**inputs, "inverse_deviation": case.data.inverse_deviation}
+        usual = np.zeros_like(inputs["gamma"]) if is_affine else None
+        known = {"beta": usual, **inputs, "inverse_deviation": case.data.inverse_deviation}
         if "normalized_shape" in self.arguments:
             # The statistics have the rank of x.
             names = "mean", "inverse_deviation"
             known |= {name: known[name][..., None] for name in names if name in known}
         known |= {
-            "beta": np.zeros_like(inputs["gamma"]) if is_affine else None,
             "normalized_shape": [x.shape[-1]], "N": x.shape[0], "C": x.shape[1],
             "HxW": math.prod(x.shape[2:]), "group": kind.groups,
             "output_mask": [True, *[is_affine] * (len(self.results) - 1)],
@@ -99,6 +99,18 @@ ROW_OPERATORS = (
     RowOperator(
         "aten", "native_group_norm_backward", "group-norm",
         "dy x mean inverse_deviation gamma N C HxW group output_mask",
+    ),
+    RowOperator(
+        "aten", "native_layer_norm", "layer-norm-forward",
+        "x normalized_shape gamma beta epsilon", returned="y mean inverse_deviation",
+    ),
+    RowOperator(
+        "aten", "_fused_rms_norm", "rms-norm-forward",
+        "x normalized_shape gamma epsilon", returned="y inverse_deviation",
+    ),
+    RowOperator(
+        "aten", "native_group_norm", "group-norm-forward",
+        "x gamma beta N C HxW group epsilon", returned="y mean inverse_deviation",
     ),
     RowOperator(
         "onednn_graph", "LayerNormBackward", "layer-norm",

@@ -175,7 +175,7 @@ class Results:
     def operation(self) -> Operation:
         """The operation that the run judges, with the results that the subject can have."""
         operation, schema = OPERATIONS[self.job.selection.operation], self.job.schema
-        roles = [] if schema is None else [tensor.role for tensor in schema.outputs]
+        roles = () if schema is None else schema.results
         more = tuple(name for name in operation.more if name in roles)
         return replace(operation, results=operation.results + more)
 

@@ -197,7 +197,14 @@ class OfRowOperator:
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         operands, named = self._operator.operands(dict(inputs), case)
-        return _by_name(self._operator.results, self._function(*operands, **named))
+        found = _by_name(self._operator.results, self._function(*operands, **named))
+        # The statistics of operators with a normalized_shape have the rank of x.
+        shape = case.data.mean.shape
+        for name in ("mean", "inverse_deviation"):
+            array = found.get(name)
+            if array is not None and array.shape == (*shape, 1):
+                found[name] = array.reshape(shape)
+        return found
 
 
 def of_operator(
