@@ -20,7 +20,9 @@ from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.export import export
 from backnorm.conformance.verify.files import judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.peers import missing_package
+from backnorm.conformance.verify.row_operators import row_operator
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import Function
 from backnorm.conformance.verify.verdicts import Outcome, judged
@@ -304,3 +306,16 @@ def test_gradient_ladder_of_rows_has_the_exact_gradients(name):
             assert (error <= 1e-15 * ladder.terms(output)).all(), (output, layout)
         assert size[0] * size[1] == data.x.size
         assert data.mean.shape == axes.statistics
+
+
+def test_diagnosis_of_small_error_names_no_mistake_that_changes_less():
+    only = ("grid-1x15-float32-float32-NCX",)
+    (recipe,) = recipes(Selection("smoke", ("float32",), operation="group-norm", only=only))
+    # The passed variance is that of x, but for rounding.
+    case = row_operator("aten", None, "group-norm").received(recipe.case(0))
+    operation = OPERATIONS["group-norm"]
+    ladder = operation.ladder(case)
+    outputs = {name: ladder.value(name).hi.astype(np.float32) for name in operation.results}
+    outputs["dgamma"][5] = float.fromhex("0x1.3df716p-7")
+    assert not ladder.grade("dgamma", outputs["dgamma"]).passed
+    assert operation.diagnosis(case, outputs).names == ()

@@ -226,9 +226,17 @@ def named(
     def explains(values: Values) -> bool:
         return all(is_near(name, values) for name in numbers) and agrees(values)
 
+    expected = {name: each._replace(found=predicted(name, right)) for name, each in numbers.items()}
+
+    def is_visible(values: Values) -> bool:
+        return any(each.distance(predicted(name, values)) > 1.0 for name, each in expected.items())
+
     candidates: dict[tuple[Mistake, ...], Values] = {(): right}
     candidates |= {(mistake,): values for mistake, values in alone.items()}
     same = [mistakes for mistakes, values in candidates.items() if explains(values)]
+    # A mistake that alone changes no more than rounding does is no explanation of larger errors.
+    if () not in same:
+        same = [mistakes for mistakes in same if is_visible(candidates[mistakes])]
     if not same:
         found = special()
         if found is not None:

@@ -97,7 +97,7 @@ def test_backward_with_contradictory_shapes_is_rejected_while_tracing():
 
 def test_signatures_equal_numpy_operators_without_array_options():
     # What tensors have no counterpart for here.
-    arrays_alone = {"out", "blend", "activation", "residual", "mask"}
+    arrays_alone = {"out", "blend", "activation", "residual", "mask", "weights"}
     for own, plain in (
         (ours.batch_norm, backnorm.batch_norm_forward),
         (ours.batch_norm_inference, backnorm.batch_norm_inference),

@@ -404,12 +404,15 @@ class BackwardFormula(Formula):
 
     @np.errstate(all="ignore")
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
-        """Yield other gammas, another epsilon, and in training another M and other statistics."""
+        """Yield other gammas and gradients, another epsilon, and in training another M and other
+        statistics.
+        """
+        yield from self.other_constants(channels, own)
         # With one or two channels, another number explains a mistake that is none of these.
-        if not {"gain", "offset", "slope", "dgamma"} <= own.keys() or own["gain"].size < 3:
+        if not {"gain", "dgamma"} <= own.keys() or own["gain"].size < 3:
             return
-        s = self.inverse_deviation(channels.variance, channels.epsilon, channels)
         right = self.numbers(channels)
+        s = self.inverse_deviation(channels.variance, channels.epsilon, channels)
         of_gain, such = _places(own["gain"] / s, channels.gamma)
         says = f"the gamma of other channels is used, such as {such}"
         yield Mistake("gamma-other", says, "gain", lambda k: k.gamma[of_gain] * k.s)
@@ -421,20 +424,10 @@ class BackwardFormula(Formula):
         step: Any = lambda k: k.dbeta[of_beta]  # noqa: E731
         both = Mistake("parameters-other", says, "dgamma", dgamma.function, {"dbeta": step})
         says = f"dbeta has the values of other channels, such as {such}"
-        dbeta = Mistake("dbeta-other", says, "dbeta", step)
-        yield from (dgamma, dbeta, both)
-        variance = np.square(channels.gamma / own["gain"])
-        epsilon = float(np.median(variance - channels.variance))
-        if epsilon >= 0:
-            says = f"epsilon is {epsilon:.3g}, not {channels.epsilon:.3g}, which was passed"
-            inverse_deviation = lambda w, e, ch: 1.0 / np.sqrt(w + epsilon)  # noqa: E731
-            yield Mistake("epsilon-other", says, "inverse_deviation", inverse_deviation)
+        yield from (dgamma, Mistake("dbeta-other", says, "dbeta", step), both)
         if not self.training(channels):
             return
-        count = float(np.median(channels.count * right["offset"] / own["offset"]))
-        says = f"{count:.4g} is used for M, which is {channels.count}"
-        yield Mistake("count-other", says, "count", lambda ch: count)
-        variance -= channels.epsilon
+        variance = np.square(channels.gamma / own["gain"]) - channels.epsilon
         # dgamma may have a wider type than dx, from which `variance` is.
         of_dgamma = np.square(right["dgamma"] / s / own["dgamma"]) - channels.epsilon
         for found in (of_dgamma, variance):
@@ -445,6 +438,23 @@ class BackwardFormula(Formula):
         yield Mistake("mean-other", says, "statistics", always((mean, channels.variance)))
         says = "another mean and another variance are used than those that were passed"
         yield Mistake("statistics-other", says, "statistics", always((mean, variance)))
+
+    def other_constants(self, channels: Channels, own: Values) -> Iterator[Mistake]:
+        """Yield another epsilon, and in training another M."""
+        # As in `fitted_mistakes`.
+        if not {"gain", "offset"} <= own.keys() or own["gain"].size < 3:
+            return
+        variance = np.square(channels.gamma / own["gain"])
+        epsilon = float(np.median(variance - channels.variance))
+        if epsilon >= 0:
+            says = f"epsilon is {epsilon:.3g}, not {channels.epsilon:.3g}, which was passed"
+            inverse_deviation = lambda w, e, ch: 1.0 / np.sqrt(w + epsilon)  # noqa: E731
+            yield Mistake("epsilon-other", says, "inverse_deviation", inverse_deviation)
+        if self.training(channels):
+            right = self.numbers(channels)["offset"]
+            count = float(np.median(channels.count * right / own["offset"]))
+            says = f"{count:.4g} is used for M, which is {channels.count}"
+            yield Mistake("count-other", says, "count", lambda ch: count)
 
     def functions(self, channels: Channels) -> Values:
         """Return dy, 1 and x - mean."""

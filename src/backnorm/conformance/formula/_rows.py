@@ -339,17 +339,8 @@ class RowFormula(BackwardFormula):
         return []
 
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
-        """Yield another epsilon and another M."""
-        # Numbers of parameters say nothing about rows.
-        rows = {name: own[name] for name in ("gain", "offset", "slope") if name in own}
-        for each in BackwardFormula.fitted_mistakes(
-            self, channels, {**rows, "dgamma": np.full(len(channels.x), np.nan)}
-        ):
-            if each.step in ("inverse_deviation", "count"):
-                yield each
-            if each.step == "count":
-                # Those that follow need a dgamma of each row.
-                return
+        """Yield another epsilon and another M: numbers of parameters say nothing about rows."""
+        yield from self.other_constants(channels, own)
 
     def functions(self, channels: Channels) -> Values:
         """Return dy*gamma, 1, x - mean, and these with other powers of gamma."""
