@@ -1,5 +1,5 @@
-"""The parts of oneDNN's C API, version 3, that batch normalisation needs: a primitive, and the
-graph API.
+"""The parts of oneDNN's C API, version 3, that batch normalisation and layer normalisation need:
+their primitives, and the graph API.
 
 The declarations of functions and the values of constants in this module are those of oneDNN's
 headers dnnl.h, dnnl_types.h, dnnl_common_types.h, dnnl_graph.h and dnnl_graph_types.h.
@@ -164,18 +164,21 @@ class Library:
 
 
 class Primitive:
-    """A batch normalisation and its arrays. A call executes it and waits for the results.
+    """A normalisation and its arrays. A call executes it and waits for the results.
 
     Parameters
     ----------
     library : Library
     arrays : mapping of str to numpy.ndarray
-        The inputs and results by the names of `ARGUMENTS`. Arrays of x's shape (N, C, ...) may have
-        any strides, which are those of "src" for all of them; others are float32. With "diff_dst",
+        The inputs and results by the names of `ARGUMENTS`. Arrays of x's shape may have any
+        strides, which are those of "src" for all of them; others are float32. With "diff_dst",
         the primitive is a backward pass, which gives all gradients; without it, a forward pass.
     epsilon : float
     training : bool
         Whether the statistics are those of x; a forward pass then returns them.
+    kind : {"batch", "layer"}
+        The normalisation. The channels of x are on its axis 1, of a layer normalisation on the last
+        one, which the statistics lack.
     """
 
     def __init__(
@@ -185,19 +188,22 @@ class Primitive:
         epsilon: float,
         *,
         training: bool,
+        kind: str = "batch",
     ) -> None:
         data = _memory(library, arrays["src"])
         arguments = (_ExecutionArgument * len(arrays))()
         views = []
         for place, (name, array) in zip(arguments, arrays.items(), strict=True):
-            kind = data if array.ndim > 1 else _memory(library, array)
+            is_data = array.ndim == arrays["src"].ndim
+            layout = data if is_data else _memory(library, array)
             address = c_void_p(array.ctypes.data)
-            views.append(library.create("memory", "memory_create", kind, library.engine, address))
+            views.append(library.create("memory", "memory_create", layout, library.engine, address))
             place.argument, place.memory = ARGUMENTS[name], views[-1].value
         direction = c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE)
         flags = c_uint(_SCALE | _SHIFT | (0 if training else _GLOBAL_STATISTICS))
-        name = "batch_normalization_{}_primitive_desc_create"
-        options = c_float(epsilon), flags
+        name = kind + "_normalization_{}_primitive_desc_create"
+        statistics = [_memory(library, arrays["mean"])] if kind == "layer" else []
+        options = *statistics, c_float(epsilon), flags
         descriptor = library.create(
             "primitive_desc", name.format("forward"), library.engine, direction, data, data,
             *options, None,

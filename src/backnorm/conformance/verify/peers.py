@@ -22,6 +22,7 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
+from backnorm.conformance.verify import row_peers
 from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.dialects.schema import OperatorSchema
@@ -146,38 +147,6 @@ def _native_batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     return function(to_tensor(x), weight, bias, None, None, True, 0.0, epsilon)[:2]
 
 
-def _aten_of_rows(op: str) -> Callable[..., Any]:
-    """Return a function of NumPy's arrays that calls an operator of ATen on the CPU."""
-
-    def call(*operands: Any) -> Any:
-        import torch
-
-        tensors = (to_tensor(a) if isinstance(a, np.ndarray) else a for a in operands)
-        return getattr(torch.ops.aten, op)(*tensors)
-
-    return call
-
-
-def _onednn_layer_norm(
-    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *,
-    begin_norm_axis: int, use_affine: bool, epsilon: float,
-) -> list[np.ndarray]:  # fmt: skip
-    """Return the gradients of oneDNN Graph's LayerNormBackward on the CPU."""
-    if x.ndim > 5:
-        # A C++ exception escapes from dnnl_graph_partition_compile.
-        raise RefusedError("version 3.2.0 ends the process for rank 6")
-    if gamma is None:
-        gamma, beta = np.ones(x.shape[-1], mean.dtype), np.zeros(x.shape[-1], mean.dtype)
-    results = [np.empty_like(each) for each in (x, gamma, beta)]
-    operands = x, dy, mean, variance, gamma, beta
-    try:
-        library = onednn.Library(1)
-        onednn.run_operator(library, "LayerNormBackward", {"epsilon": epsilon}, operands, results)
-    except onednn.StatusError as error:
-        raise RefusedError(f"{error} for {x.dtype}") from None
-    return results
-
-
 def raw_op(
     schema: OperatorSchema, inputs: _Inputs, attributes: _Attributes, *, compiled: bool = False
 ) -> Any:
@@ -249,20 +218,25 @@ def onednn_graph(schema: OperatorSchema, inputs: _Inputs, attributes: _Attribute
 
 
 def _onednn_backward(
-    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, epsilon: float, training: bool
-) -> tuple[np.ndarray, ...]:
-    """Return the gradients of oneDNN's primitive."""
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *,
+    epsilon: float, training: bool = True, kind: str = "batch",
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Return the gradients of oneDNN's primitive for batch or layer normalisation."""
     if mean.dtype != FLOAT32:
         raise RefusedError(f"oneDNN's statistics are float32, not {mean.dtype}")
-    results = np.empty_like(x), np.empty_like(mean), np.empty_like(mean)
+    scale = np.ones(x.shape[-1 if kind == "layer" else 1], FLOAT32) if gamma is None else gamma
+    results = np.empty_like(x), np.empty_like(scale), np.empty_like(scale)
     if not x.strides == dy.strides == results[0].strides:
         raise RefusedError("oneDNN's primitive has the same strides for x and dy, without gaps")
     arrays = {"src": x, "diff_dst": dy, "mean": mean, "variance": variance}
-    arrays["scale"] = np.ones_like(mean) if gamma is None else gamma
+    arrays["scale"] = scale
+    if kind == "layer":
+        # Version 3.2.0 requires beta for the gradients of a layer normalisation, too.
+        arrays["shift"] = np.zeros_like(scale)
     arrays |= zip(("diff_src", "diff_scale", "diff_shift"), results, strict=True)
     try:
         library = onednn.Library(os.cpu_count() or 1)
-        onednn.Primitive(library, arrays, epsilon, training=training)()
+        onednn.Primitive(library, arrays, epsilon, training=training, kind=kind)()
     except onednn.StatusError as error:
         raise RefusedError(f"{error} for {x.dtype}") from None
     return results
@@ -371,11 +345,12 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
         "torch": {
             "backward": Pass(aten, "aten", is_strided=True),
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
-            "layer-norm": Pass(_aten_of_rows("native_layer_norm_backward"), "aten"),
-            "group-norm": Pass(_aten_of_rows("native_group_norm_backward"), "aten"),
-            "layer-norm-forward": Pass(_aten_of_rows("native_layer_norm"), "aten"),
-            "rms-norm-forward": Pass(_aten_of_rows("_fused_rms_norm"), "aten"),
-            "group-norm-forward": Pass(_aten_of_rows("native_group_norm"), "aten"),
+            "layer-norm": Pass(row_peers.aten_of_rows("native_layer_norm_backward"), "aten"),
+            "group-norm": Pass(row_peers.aten_of_rows("native_group_norm_backward"), "aten"),
+            "instance-norm": Pass(row_peers.aten_of_instances),
+            "layer-norm-forward": Pass(row_peers.aten_of_rows("native_layer_norm"), "aten"),
+            "rms-norm-forward": Pass(row_peers.aten_of_rows("_fused_rms_norm"), "aten"),
+            "group-norm-forward": Pass(row_peers.aten_of_rows("native_group_norm"), "aten"),
         },
         "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
         "jax": {
@@ -388,10 +363,14 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
         },
         "tensorflow": _both(raw_op, "tensorflow"),
         "tensorflow-xla": _both(partial(raw_op, compiled=True), "tensorflow"),
-        "onednn": {"backward": Pass(_onednn_backward, is_strided=True)},
+        "onednn": {
+            "backward": Pass(_onednn_backward, is_strided=True),
+            "layer-norm": Pass(partial(_onednn_backward, kind="layer")),
+            "layer-norm-forward": Pass(row_peers.onednn_forward),
+        },
         "onednn-graph": {
             **_both(onednn_graph, "onednn_graph"),
-            "layer-norm": Pass(_onednn_layer_norm, "onednn_graph"),
+            "layer-norm": Pass(row_peers.onednn_graph_backward, "onednn_graph"),
         },
         "onnxruntime": _both(microsoft, "onnxruntime"),
         "backnorm": {
