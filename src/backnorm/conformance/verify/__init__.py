@@ -22,7 +22,7 @@ Beside the pipe:
                 what is passed in the place of arrays
 ``dialect_calls`` a case as the call of a dialect's operator, or of an operator of other
                 normalisations (``row_operators``)
-``peers``       functions of other packages by name
+``peers``       functions of other packages by name; ``_row_peers``: those of other normalisations
 ``_command``    a subject that is a program; ``_solution``: a solution of a problem of
                 flashinfer-bench
 ``export``      cases as files: as arrays and a manifest (``files``, which also judges results), or

@@ -22,7 +22,7 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
-from backnorm.conformance.verify import row_peers
+from backnorm.conformance.verify import _row_peers
 from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.dialects.schema import OperatorSchema
@@ -345,12 +345,12 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
         "torch": {
             "backward": Pass(aten, "aten", is_strided=True),
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
-            "layer-norm": Pass(row_peers.aten_of_rows("native_layer_norm_backward"), "aten"),
-            "group-norm": Pass(row_peers.aten_of_rows("native_group_norm_backward"), "aten"),
-            "instance-norm": Pass(row_peers.aten_of_instances),
-            "layer-norm-forward": Pass(row_peers.aten_of_rows("native_layer_norm"), "aten"),
-            "rms-norm-forward": Pass(row_peers.aten_of_rows("_fused_rms_norm"), "aten"),
-            "group-norm-forward": Pass(row_peers.aten_of_rows("native_group_norm"), "aten"),
+            "layer-norm": Pass(_row_peers.aten_of_rows("native_layer_norm_backward"), "aten"),
+            "group-norm": Pass(_row_peers.aten_of_rows("native_group_norm_backward"), "aten"),
+            "instance-norm": Pass(_row_peers.aten_of_instances),
+            "layer-norm-forward": Pass(_row_peers.aten_of_rows("native_layer_norm"), "aten"),
+            "rms-norm-forward": Pass(_row_peers.aten_of_rows("_fused_rms_norm"), "aten"),
+            "group-norm-forward": Pass(_row_peers.aten_of_rows("native_group_norm"), "aten"),
         },
         "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
         "jax": {
@@ -366,11 +366,11 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
         "onednn": {
             "backward": Pass(_onednn_backward, is_strided=True),
             "layer-norm": Pass(partial(_onednn_backward, kind="layer")),
-            "layer-norm-forward": Pass(row_peers.onednn_forward),
+            "layer-norm-forward": Pass(_row_peers.onednn_forward),
         },
         "onednn-graph": {
             **_both(onednn_graph, "onednn_graph"),
-            "layer-norm": Pass(row_peers.onednn_graph_backward, "onednn_graph"),
+            "layer-norm": Pass(_row_peers.onednn_graph_backward, "onednn_graph"),
         },
         "onnxruntime": _both(microsoft, "onnxruntime"),
         "backnorm": {

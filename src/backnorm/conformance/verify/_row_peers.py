@@ -12,8 +12,6 @@ from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.peers import onednn
 from backnorm.peers.torch_tensors import to_tensor
 
-__all__ = ["aten_of_instances", "aten_of_rows", "onednn_forward", "onednn_graph_backward"]
-
 
 def aten_of_rows(op: str) -> Callable[..., Any]:
     """Return a function of NumPy's arrays that calls an operator of ATen on the CPU."""
