@@ -17,23 +17,12 @@ import typer
 from backnorm.cli.program import exits_in_one_line
 from backnorm.cli.progress import progress
 from backnorm.cli.text import LiteralConsole
+from backnorm.conformance.verify.names import OperationName, PassName
 from backnorm.errors import ArgumentError, ArgumentValueError, counted, visible
 from backnorm.graph.logical_tensor import check_elements
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
-Pass = Literal[
-    "backward",
-    "forward",
-    "layer-norm",
-    "rms-norm",
-    "group-norm",
-    "instance-norm",
-    "layer-norm-forward",
-    "rms-norm-forward",
-    "group-norm-forward",
-    "instance-norm-forward",
-]
-PassOfCases = Annotated[Pass, typer.Option("--operation", help="The pass of the cases.")]
+PassOfCases = Annotated[PassName, typer.Option("--operation", help="The pass of the cases.")]
 Tier = Annotated[
     Literal["smoke", "full"], typer.Option(help="smoke takes seconds; full has shapes of networks.")
 ]
@@ -172,7 +161,7 @@ def verify(
     ] = None,
     op: Op = None,
     operation: Annotated[
-        Literal[Pass, "layer"] | None,
+        OperationName | None,
         typer.Option(
             help="The pass that the subject computes; layer: both, by a layer of a framework "
             "(default: layer for a layer, otherwise backward); layer-norm and others: the "

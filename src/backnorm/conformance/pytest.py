@@ -29,7 +29,8 @@ from backnorm.conformance.verify.cases import (
     recipes,
 )
 from backnorm.conformance.verify.dialect_calls import received, rules_of
-from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
+from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
     Subject,

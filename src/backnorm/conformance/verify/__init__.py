@@ -16,7 +16,7 @@ A run is a pipe. Each stage takes what the one above it returns:
 Beside the pipe:
 
 ``operations``  passes and normalisations, with the functions that grade and diagnose their results,
-                and the wrong kernels that a case rejects
+                and the wrong kernels that a case rejects; their ``names``
 ``subjects``    the functions that are judged, and their calling conventions; ``modules`` has layers
                 with tensors of their own, ``frameworks`` the libraries of these layers, ``tensors``
                 what is passed in the place of arrays

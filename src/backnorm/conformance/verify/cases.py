@@ -26,7 +26,8 @@ from backnorm.conformance.forward_battery import forward_recipe, has_forward
 from backnorm.conformance.layers import has_layer, layer_recipe, layer_recipes
 from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
-from backnorm.conformance.verify.operations import OPERATIONS, OperationName
+from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.dtypes import (
     BFLOAT16,
     FLOAT16,

@@ -25,7 +25,8 @@ import numpy as np
 from backnorm.conformance.axes import BATCH_NORM
 from backnorm.conformance.battery import Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
-from backnorm.conformance.verify.operations import OPERATIONS, OperationName
+from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.dtypes import ELEMENT_TYPES, rounded
 from backnorm.errors import ArgumentValueError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -32,13 +32,13 @@ from backnorm.conformance.judge import (
 )
 from backnorm.conformance.ladder import BoundKind, Ladder, Rung, forward_ladder, gradient_ladder
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
+from backnorm.conformance.verify.names import OperationName
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 
 __all__ = [
     "OPERATIONS",
     "VARIED",
     "Operation",
-    "OperationName",
     "RefusedError",
     "catches",
     "nonlinear",
@@ -48,19 +48,6 @@ __all__ = [
     "wrong_kernels",
 ]
 
-OperationName = Literal[
-    "backward",
-    "forward",
-    "layer",
-    "layer-norm",
-    "rms-norm",
-    "group-norm",
-    "instance-norm",
-    "layer-norm-forward",
-    "rms-norm-forward",
-    "group-norm-forward",
-    "instance-norm-forward",
-]
 Outputs = Mapping[str, np.ndarray | None]
 
 #: The factor by which an array is varied, except a variance. It is not -1, because `verify` calls a
@@ -256,7 +243,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         if kind != BATCH_NORM
     }
 )
-assert tuple(OPERATIONS) == get_args(OperationName)
+assert set(OPERATIONS) == set(get_args(OperationName))
 
 
 def wrong_kernels(case: Case) -> Sequence[Mistake]:

@@ -23,7 +23,8 @@ import numpy as np
 import backnorm
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
 from backnorm.conformance.verify import row_peers
-from backnorm.conformance.verify.operations import OperationName, RefusedError
+from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.operations import RefusedError
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.peers import onednn

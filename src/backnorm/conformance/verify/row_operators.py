@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.verify.operations import OPERATIONS, OperationName, RefusedError
+from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.errors import ArgumentValueError
 
 __all__ = ["ROW_OPERATORS", "RowOperator", "row_operator"]

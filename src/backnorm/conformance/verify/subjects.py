@@ -36,9 +36,9 @@ from backnorm.conformance.verify.dialect_calls import (
 )
 from backnorm.conformance.verify.frameworks import kind_of
 from backnorm.conformance.verify.modules import OfModule
+from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
-    OperationName,
     RefusedError,
     operation_of,
 )
