@@ -21,13 +21,13 @@ PASSES = [
     (name, operation)
     for name, passes in PEERS.items()
     for operation in passes
-    if not operation.endswith("-norm")
+    if "-norm" not in operation
 ]
 ROWS = [
     (name, operation)
     for name, passes in PEERS.items()
     for operation in passes
-    if operation.endswith("-norm")
+    if "-norm" in operation
 ]
 # The packages that compile every shape, which takes seconds, or whose formula is inaccurate for a
 # large mean.
@@ -70,4 +70,6 @@ def test_verify_of_another_normalisation_of_a_package_has_no_finding_on_usual_da
     require(missing_package(name) is None, missing_package(name))
     results = verify(Job(name, selection(operation, ("diagnostic-*", "realistic-*")), timeout=60.0))
     assert findings(results) == []
-    assert {v.output for v in results.verdicts if v.grade} == {*results.operation.results}
+    # ATen's operators of a forward pass return the inverse deviation.
+    absent = {"variance"} if "inverse_deviation" in results.operation.results else set()
+    assert {v.output for v in results.verdicts if v.grade} == {*results.operation.results} - absent
