@@ -5,6 +5,7 @@ verify runs each package in a process of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -34,6 +35,12 @@ ROWS = [
 FEW = ("torch-compiled", "tensorflow-xla", "jax")
 # The layouts that a package refuses in float32.
 REFUSED = {"onnxruntime": {"NXC"}}
+# The cases in which a package ends its process (docs/conformance.md): an empty batch, and rank 6.
+CRASHES = {
+    "torch": ("grid-0x*",),
+    "onednn": ("grid-*x2x3x2x*",),
+    "onednn-graph": ("grid-*x2x3x2x*", "grid-0x*"),
+}
 
 
 def selection(operation, only=()):
@@ -52,7 +59,8 @@ def test_verify_of_package_has_no_finding_and_backnorm_is_as_accurate(name, oper
         pytest.skip("not installed: onnxruntime-training")
     require(missing_package(name) is None, missing_package(name))
     only = ("diagnostic-*", "no-gamma-*") if name in FEW else ()
-    results = verify(Job(name, selection(operation, only), timeout=120.0))
+    chosen = replace(selection(operation, only), skip=CRASHES.get(name, ()))
+    results = verify(Job(name, chosen, timeout=120.0))
     assert findings(results) == []
     judged = [v for v in results.verdicts if v.grade is not None]
     assert {v.layout for v in judged} == {"NCX", "NXC"} - REFUSED.get(name, set())
@@ -61,7 +69,9 @@ def test_verify_of_package_has_no_finding_and_backnorm_is_as_accurate(name, oper
     }
     own = errors_of_backnorm(operation)
     # A correctly rounded result is wrong by at most half a unit, which luck may beat.
-    worse = [v for v in judged if own[v.case, v.output] > max(v.grade.worst_ulp, 0.5)]
+    # Running statistics, which operators return, are no results of backnorm's function.
+    compared = [v for v in judged if not v.output.startswith("running_")]
+    worse = [v for v in compared if own[v.case, v.output] > max(v.grade.worst_ulp, 0.5)]
     assert worse == []
 
 
