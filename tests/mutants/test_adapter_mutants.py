@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def test_mutant_fails_the_tests_of_its_part(mutant, tmp_path):
     )  # fmt: skip
     # 1: tests failed. Others are errors of collection or of the run.
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-2000:]
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    # ERROR: the fixture failed that computes what several tests compare, in several processes.
+    failed = re.findall("^(?:FAILED|ERROR) .*::.*", done.stdout, re.MULTILINE)
     print(mutant.name, "|", failed)
     assert failed, done.stdout[-3000:]
