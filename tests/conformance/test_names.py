@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backnorm.conformance.formula import BACKWARD
 from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.operations import nonlinear, varied
+from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
 from backnorm.conformance.verify.run import Job, Results
 from tests.support.dtypes import BFLOAT16, rounded
 
@@ -164,3 +165,13 @@ def test_gradients_of_right_kernel_are_linear():
         outputs = [Kernel()(*case.operands, **case.options) for case in calls]
         names = "dx", "dgamma", "dbeta"
         assert nonlinear(*(dict(zip(names, each, strict=True)) for each in outputs)) == {}
+
+
+def test_mistake_that_changes_few_bits_of_narrow_type_is_named_alone():
+    only = ("diagnostic-bfloat16-float32-NCX",)
+    (recipe,) = recipes(Selection(dtypes=("bfloat16",), only=only))
+    case = recipe.case()
+    mistake = next(each for each in BACKWARD.mistakes if each.name == "projection-bessel")
+    gradients = BACKWARD.wrong(mistake)(*case.operands, **case.options)
+    outputs = dict(zip(("dx", "dgamma", "dbeta"), gradients, strict=True))
+    assert operation_of(case).diagnosis(case, outputs).names == ("projection-bessel",)

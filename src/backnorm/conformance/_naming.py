@@ -234,8 +234,9 @@ def named(
     candidates: dict[tuple[Mistake, ...], Values] = {(): right}
     candidates |= {(mistake,): values for mistake, values in alone.items()}
     same = [mistakes for mistakes, values in candidates.items() if explains(values)]
-    # A mistake that alone changes no more than rounding does is no explanation of larger errors.
-    if () not in same:
+    # If only the numbers, but no element, contradict the right formula, a mistake that alone
+    # changes no more than rounding does is no explanation.
+    if () not in same and agrees(right):
         same = [mistakes for mistakes in same if is_visible(candidates[mistakes])]
     if not same:
         found = special()
@@ -244,7 +245,8 @@ def named(
     if not same and wrong is not None:
         # A result that is right, because two mistakes in it cancel, has no name (see `_cancel`).
         are_right = [name for name in numbers if is_near(name, right)]
-        # By mistake, the coefficients that it must change, and leaves as they are.
+        # By mistake, the coefficients that it leaves as they are, and those of them that it must
+        # change. A mistake that changes none is not one of two.
         kept = {
             mistake: {name for name in wrong if np.allclose(values[name], right[name], 1e-9)}
             for mistake, values in alone.items()
