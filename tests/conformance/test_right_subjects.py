@@ -30,7 +30,12 @@ def check_through_verify(name, selection):
     results = verified(Job(f"{FILE}:{name}", selection, any_order=name == "atomics"))
     assert findings(results) == []
     for dtype in selection.dtypes:
-        statuses = {v.status for v in results.verdicts if f"-{dtype}-" in v.case}
+        # Not all of them take a batch without elements.
+        statuses = {
+            v.status
+            for v in results.verdicts
+            if f"-{dtype}-" in v.case and (v.status, v.case[:8]) != ("refused", "grid-0x5")
+        }
         own = subject.rung(DTYPES[dtype])
         assert all(is_at_least(status, own) for status in statuses)
         # Sums of 16-bit elements may be exact; float64 is, too, where nothing cancels.
