@@ -61,17 +61,20 @@ def moments(
 
 def reduce_counted(
     x: Array,
-    weights: Array,
+    weights: Array | None,
     axes: tuple[int, ...],
     options: Options,
     reduce: Callable[..., Results],
     xp: Any,
 ) -> Results:
-    """Return what the operation "reduce_forward" does for the counted elements.
+    """Return what the operation "reduce_forward" does for the counted elements; for all, if weights
+    are None.
 
     Unless the weights are booleans, the last result is their sum, a float. `axes` are the channel
     axes. `reduce` takes an operation, operands and options.
     """
+    if weights is None:
+        return reduce("reduce_forward", (x,), options)
     last = tuple(range(-len(axes), 0))
     weights = xp.moveaxis(weights, axes, last)[(..., *[0] * len(axes))]
     counts = weights != 0

@@ -131,7 +131,7 @@ def batch_norm(
         floating-point type, not negative, that say how often an element counts. Any size may be 1.
         mean and var are those of the counted elements, and M is their number or the sum of their
         weights, which must be more than 1. y is computed for all elements, and gradients are those
-        of this y: the sums of dy in them are over all elements (`backnorm.torch.masks` has the
+        of this y: the sums of dy in them are over all elements (`backnorm.weighted` has the
         formulas). An uncounted element that is NaN or infinite has the y NaN and the gradient 0;
         it changes no other result, and in evaluation no gradient. Weights are not accepted if
         `reproducible`. Under `torch.func`, where values cannot be checked, no counted element

@@ -216,10 +216,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         `backnorm.torch.batch_norm`.
         """
         if isinstance(input, Proxy):
-            counted = {"mask": mask, "lengths": lengths}
-            return self.as_node(
-                input, residual, **{k: v for k, v in counted.items() if v is not None}
-            )
+            return self.as_node(input, residual, mask=mask, lengths=lengths)
         # Without this check, `_check_input_dim` would raise AttributeError when it reads the rank.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)

@@ -29,6 +29,7 @@ from backnorm.torch.checks import Operands, check, not_a_tensor
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange, group_of
 from backnorm.torch.masks import mask_of
+from backnorm.weighted import reduce_counted
 
 # The bits of the sums do not depend on the setting `backnorm.arithmetic`.
 _OPTIONS = Options(arithmetic="float64", reproducible=True)
@@ -177,9 +178,8 @@ class _Population:
         # An input whose type fits the running statistics has as many digits as `self.bins`.
         check(Operands(input, None, None, None, layer.running_mean, layer.running_var), _OPTIONS)
         mask = mask_of(input, bound.get("mask"), bound.get("lengths"), reproducible=True)
-        if mask is not None:
-            input = input.movedim(1, -1)[mask.squeeze(1)]
-        bins, count = engine_of(input).reduce("reduce_forward", (input,), _OPTIONS)
+        reduce = engine_of(input).reduce
+        bins, count = reduce_counted(input, mask, (1,), _OPTIONS, reduce, torch)
         lower = ((bins + (1 << 31)) & ((1 << 32) - 1)) - (1 << 31)
         halves = torch.cat((lower, (bins - lower) >> 32), 1)
         halves = with_tops(halves, tops_of(bins).repeat(1, 2), torch)

@@ -87,12 +87,10 @@ def _forward(
     """Return y and the whole batch's moments: means, biased variances, number of elements."""
     engine, exchange = engine_of(x), None
     options = Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic), reproducible=reproducible)
-    if mask is None:
-        moments = _message(*engine.reduce("reduce_forward", (x,), options))
-    else:
+    if mask is not None:
         weighted.check_weights("mask", mask, torch)
-        reduced = weighted.reduce_counted(x, mask, (1,), options, engine.reduce, torch)
-        moments = _message(*reduced)
+    reduced = weighted.reduce_counted(x, mask, (1,), options, engine.reduce, torch)
+    moments = _message(*reduced)
     if group is not None:
         # `settings` is a text that must be equal in all processes. It does not contain the
         # arithmetic. The arithmetic depends on the element type, and the empty x of a process
