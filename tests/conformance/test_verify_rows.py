@@ -269,9 +269,9 @@ def data_of(kind, layout, dtype=np.float32):
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 def test_gradient_ladder_of_rows_that_are_channels_is_that_of_batch_normalisation(layout):
     data = data_of(BATCH_NORM, layout)
-    axes, x = data.axes, data.axes.rows(data.x)
+    axes, x, gamma = data.axes, data.axes.rows(data.x), data.axes.over_rows(data.gamma)
     found = reference.backward_of_rows(
-        x, axes.rows(data.dy), data.mean, data.variance, data.gamma, axes.parameters,
+        x, axes.rows(data.dy), data.mean, data.variance, gamma, axes.parameters,
         epsilon=data.epsilon, is_centred=True,
     )  # fmt: skip
     expected = GradientLadder.of(*data.backward_inputs, **data.options)

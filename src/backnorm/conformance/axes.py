@@ -44,6 +44,11 @@ class Normalization:
     layouts: tuple[str, ...] = ("NCX", "NXC")
     groups: int = 1
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether a row has all channels of a group."""
+        return 1 in self.kept and 2 not in self.kept
+
 
 #: Batch normalisation, whose rows are channels.
 BATCH_NORM = Normalization("batch-norm", (1, 2), "channel")
@@ -107,7 +112,8 @@ class Axes:
         """The shape of the mean and of the variance."""
         images, channels, *space = self._channels_first
         groups, kept = self.normalization.groups, self.normalization.kept
-        sizes = (images,) * (0 in kept), (groups if 2 not in kept else channels,) * (1 in kept)
+        rows = groups if self.normalization.has_groups else channels
+        sizes = (images,) * (0 in kept), (rows,) * (1 in kept)
         return (*sizes[0], *sizes[1], *(space if 3 in kept else ()))
 
     def rows(self, tensor: np.ndarray, dtype: Any = None) -> np.ndarray:
@@ -118,10 +124,13 @@ class Axes:
 
     def tensor(self, rows: np.ndarray) -> np.ndarray:
         """Return an array (R, M) as a tensor of x's shape."""
-        sizes = [self._view[axis] for axis in self._order]
-        view = rows.reshape(sizes).transpose(np.argsort(self._order))
-        first = view.reshape(self._channels_first)
+        first = self._viewed(rows).reshape(self._channels_first)
         return np.ascontiguousarray(np.moveaxis(first, 1, channel_axis_of(self.data_format)))
+
+    def _viewed(self, rows: np.ndarray) -> np.ndarray:
+        """Return an array (R, M) with the axes (N, G, K, S)."""
+        sizes = [self._view[axis] for axis in self._order]
+        return rows.reshape(sizes).transpose(np.argsort(self._order))
 
     def statistics_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of the rows of x in float64; 0 and 1 if they have no elements.
@@ -139,13 +148,11 @@ class Axes:
     def parameters(self) -> np.ndarray:
         """The elements of each parameter: indices into a flat array (R, M), of shape (C, N*S)."""
         images, groups, channels, space = self._view
-        places = self.tensor(np.arange(math.prod(self.shape)).reshape(self.size))
-        first = np.moveaxis(places, channel_axis_of(self.data_format), 1)
-        size = groups * channels, images * space
-        return first.reshape(self._view).transpose(1, 2, 0, 3).reshape(size)
+        places = self._viewed(np.arange(math.prod(self.shape)))
+        return places.transpose(1, 2, 0, 3).reshape(groups * channels, images * space)
 
     def over_rows(self, parameter: np.ndarray) -> np.ndarray:
         """Return a parameter, of shape (C,), for each element of the rows: an array (R, M)."""
-        spread = np.empty(math.prod(self.shape), parameter.dtype)
-        spread[self.parameters] = parameter[:, None]
-        return spread.reshape(self.size)
+        _, groups, channels, _ = self._view
+        spread = np.broadcast_to(parameter.reshape(1, groups, channels, 1), self._view)
+        return spread.transpose(self._order).reshape(self.size)

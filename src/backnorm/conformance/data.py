@@ -95,7 +95,7 @@ class LayerData:
         kind, options = self.normalization, dict[str, Any](epsilon=self.epsilon)
         if len(kind.layouts) > 1:
             options |= {"data_format": self.data_format}
-        return options | ({"groups": kind.groups} if kind.name == "group-norm" else {})
+        return options | ({"groups": kind.groups} if kind.has_groups else {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,7 +36,7 @@ def backward_of_rows(
     mean, variance : numpy.ndarray
         Shape (R,), used unchanged.
     gamma : numpy.ndarray
-        Shape (C,).
+        gamma of each element, of shape (R, M).
     parameters : numpy.ndarray
         The elements of each parameter: indices into the flat x, of shape (C, R*M/C).
     epsilon : float
@@ -53,7 +53,7 @@ def backward_of_rows(
     with np.errstate(all="ignore"):
         s, d = inverse_deviation(_column(variance), epsilon), _wide(dy)
         c = (_wide(x) - _column(mean)).single()
-        g = d * _wide(_spread(gamma, parameters, x))
+        g = d * _wide(gamma)
         sum_g, sum_gc = _total(g), _total(g * c)
         centred = g - sum_g / count if is_centred else g
         dx = (s * (centred - c * (s * s * (sum_gc / count)))).settled()
@@ -102,13 +102,6 @@ def _column(values: np.ndarray) -> Term:
 
 def _total(terms: Term) -> Term:
     return terms.sum().settled()
-
-
-def _spread(values: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return a parameter for each element of x."""
-    spread = np.empty(x.size)
-    spread[parameters] = values[:, None]
-    return spread.reshape(x.shape)
 
 
 def _of_parameters(terms: Term, parameters: np.ndarray) -> Term:

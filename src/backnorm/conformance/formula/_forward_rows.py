@@ -61,7 +61,7 @@ class RowForwardFormula(ForwardFormula):
     def known_mistakes(self, channels: Channels) -> list[Mistake]:
         """Return the mistakes of forward passes that a normalisation of rows can have."""
         assert isinstance(channels, Rows)
-        kind = channels.normalization
+        kind = channels.axes.normalization
         absent = _NONE_OF_FORWARD + (() if kind.is_centred else _NONE_WITHOUT_MEAN)
         known = [
             replace(each, says=worded(each.says, kind))
@@ -92,7 +92,7 @@ class RowForwardFormula(ForwardFormula):
         with np.errstate(all="ignore"):
             mean, variance = self.statistics(channels)
             s = self.inverse_deviation(variance, channels.epsilon, channels)
-            if channels.normalization.is_centred:
+            if channels.axes.normalization.is_centred:
                 yield "mean", self.mean(channels, mean)
             yield "variance", self.variance(channels, variance, s)
             yield "inverse_deviation", self.inverse(channels, variance, s)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from backnorm.conformance.axes import BATCH_NORM, Normalization
+from backnorm.conformance.axes import BATCH_NORM, Axes, Normalization
 from backnorm.conformance.data import LayerData
 from backnorm.conformance.formula._backward import BACKWARD, MISTAKES, BackwardFormula
 from backnorm.conformance.formula._channels import WIDE, Channels
@@ -47,7 +47,7 @@ class Rows(Channels):
         gamma, of shape (C,).
     offsets : numpy.ndarray
         beta of each element.
-    normalization : Normalization
+    axes : Axes
     """
 
     plain: Array = field(kw_only=True)
@@ -56,7 +56,7 @@ class Rows(Channels):
     outer: tuple[int, ...] = field(kw_only=True)
     scale: Array = field(kw_only=True)
     offsets: Array = field(kw_only=True)
-    normalization: Normalization = field(kw_only=True)
+    axes: Axes = field(kw_only=True)
 
     @classmethod
     def of(
@@ -69,21 +69,21 @@ class Rows(Channels):
         scale = data.gamma.astype(dtype) if scaled else np.ones(data.gamma.shape, dtype)
         weights, ones = axes.over_rows(scale), np.ones_like(mean)
         outer = data.x.shape[: data.channel_axis] + data.x.shape[data.channel_axis + 1 :]
-        has_beta = scaled and data.normalization.is_centred
-        in_group = "group" in data.normalization.name
-        images = data.gamma.size // data.normalization.groups if in_group else 1
-        row = outer[-1] if in_group and len(outer) > 1 else x.shape[1]
+        kind = data.normalization
+        has_beta = scaled and kind.is_centred
+        images = data.gamma.size // kind.groups if kind.has_groups else 1
+        row = outer[-1] if kind.has_groups and len(outer) > 1 else x.shape[1]
         return cls(
             x, dy * weights, mean, variance, ones, 0.0 * ones, data.epsilon, images, row, training,
             None, False, plain=dy, weights=weights, parameters=axes.parameters, outer=outer,
             scale=scale, offsets=axes.over_rows(data.beta.astype(dtype)) * has_beta,
-            normalization=data.normalization,
+            axes=axes,
         )  # fmt: skip
 
     def of_first(self, count: int) -> tuple[Array, Array]:
         """As :meth:`Channels.of_first`; if not centred, 0 and the mean of x**2."""
         mean, variance = super().of_first(count)
-        if self.normalization.is_centred:
+        if self.axes.normalization.is_centred:
             return mean, variance
         return 0.0 * mean, variance + mean * mean
 
@@ -144,9 +144,7 @@ def _weights(change: Callable[[Array, Rows], Array]) -> Callable[[Rows], Array]:
     """Return gamma of each element if each channel has another gamma."""
 
     def weights(rows: Rows) -> Array:
-        spread = np.empty(rows.x.size, rows.scale.dtype)
-        spread[rows.parameters] = change(rows.scale, rows)[:, None]
-        return spread.reshape(rows.x.shape)
+        return rows.axes.over_rows(change(rows.scale, rows))
 
     return weights
 
@@ -271,7 +269,7 @@ _NONE_IN = {
 def _mistakes(normalization: Normalization) -> tuple[Mistake, ...]:
     """Return the catalogue of a normalisation."""
     absent = _NONE | _NONE_IN.get(normalization.name, set())
-    has_groups = normalization.name == "group-norm"
+    has_groups = normalization.has_groups
     of_batch = [
         replace(each, says=worded(each.says, normalization))
         for each in MISTAKES
@@ -330,7 +328,7 @@ class RowFormula(BackwardFormula):
     def known_mistakes(self, channels: Channels) -> list[Mistake]:
         """Return the catalogue of the normalisation, and what vectorised loops do wrong."""
         assert isinstance(channels, Rows)
-        kind = channels.normalization
+        kind = channels.axes.normalization
         vectors = [replace(m, says=worded(m.says, kind)) for m in of_vectors(channels)]
         return [*_mistakes(kind), *vectors]
 
@@ -372,7 +370,7 @@ class RowFormula(BackwardFormula):
             elements = map(rows.of_parameters, (s, *terms))
             count = rows.parameters.shape[1]
             known = _OfParameters(rows, count, rows.scale[:, None], *elements)
-            if rows.normalization.is_centred:
+            if rows.axes.normalization.is_centred:
                 yield "dbeta", self.parameters(rows, self.dbeta(known))
             yield "dgamma", self.parameters(rows, self.dgamma(known))
         yield "dx", dict(BackwardFormula.rows(self, rows))["dx"]

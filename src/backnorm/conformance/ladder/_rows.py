@@ -42,7 +42,7 @@ class RowLadder(GradientLadder):
     def of_rows(cls, data: LayerData, *, scaled: bool = True) -> Self:
         """Return the ladder of a layer; if `scaled` is False, gamma is 1."""
         axes = data.axes
-        gamma = data.gamma if scaled else np.ones_like(data.gamma)
+        gamma = axes.over_rows(data.gamma if scaled else np.ones_like(data.gamma))
         x, dy = axes.rows(data.x), axes.rows(data.dy)
         statistics = data.mean.reshape(-1), data.variance.reshape(-1)
         parameters = axes.parameters
@@ -69,7 +69,8 @@ class RowLadder(GradientLadder):
 def _scales(
     data: LayerData, axes: Axes, gamma: np.ndarray, parameters: np.ndarray
 ) -> GradientScales:
-    """Return the magnitudes of :class:`.Bound`, by those of batch normalisation.
+    """Return the magnitudes of :class:`.Bound`, by those of batch normalisation. `gamma` is that of
+    each element.
 
     The magnitude `value` of dgamma also has the sums within each row, because errors of s are equal
     in a row.
@@ -79,7 +80,7 @@ def _scales(
     count = max(x.shape[1], 1)
     with np.errstate(all="ignore"):
         c, s = x - mean, 1.0 / np.sqrt(variance + data.epsilon)
-        g = dy * axes.over_rows(gamma.astype(np.float64))
+        g = dy * gamma.astype(np.float64)
         of_g, of_gc = (_of_sums(each)[:, :, None] for each in (g, g * c))
         sums, root = s * (of_g * axes.normalization.is_centred + np.abs(c) * s * s * of_gc) / count
         terms, dys = ((dy * each).reshape(-1)[parameters] for each in (c * s, 1.0))

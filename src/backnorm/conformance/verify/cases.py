@@ -156,7 +156,7 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
 def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
     """Return the recipe of an operation's case with the data of a backward case."""
     kind = OPERATIONS[operation].normalization
-    if kind.name == "group-norm":
+    if kind.has_groups:
         recipe = _in_groups(recipe, kind)
     elif kind != BATCH_NORM:
         recipe = replace(recipe, normalization=kind)

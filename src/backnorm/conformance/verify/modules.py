@@ -14,10 +14,9 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import Inputs
 from backnorm.conformance.verify.frameworks import Layer, role_of
 from backnorm.conformance.verify.operations import RefusedError
-from backnorm.conformance.verify.tensors import Tensors
+from backnorm.conformance.verify.tensors import Tensors, as_array
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
-from backnorm.peers.torch_tensors import to_array
 
 __all__ = ["OfModule"]
 
@@ -137,17 +136,10 @@ class OfModule:
             found = {role: ran.state.get(roles[role]) for role in _RUNNING if role in roles}
             found |= {f"d{n}": ran.of_parameters.get(roles.get(n, "")) for n in _PARAMETERS}
             found |= {"y": ran.y, "dx": ran.dx}
-        arrays = {name: _array(each) for name, each in found.items()}
+        arrays = {n: None if each is None else as_array(each).copy() for n, each in found.items()}
         for name in ("y", "dx"):
             arrays[name] = _with_shape(arrays[name], inputs["x"].shape, layer.axis)
         return arrays
-
-
-def _array(tensor: Any) -> np.ndarray | None:
-    """Return a copy of a tensor of any framework."""
-    if tensor is None:
-        return None
-    return np.array(to_array(tensor) if hasattr(tensor, "detach") else tensor)
 
 
 def _roles(names: Iterable[str]) -> dict[str, str]:

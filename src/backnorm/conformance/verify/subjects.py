@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from backnorm.conformance.verify.dialect_calls import (
 )
 from backnorm.conformance.verify.frameworks import kind_of
 from backnorm.conformance.verify.modules import OfModule
-from backnorm.conformance.verify.names import OperationName
+from backnorm.conformance.verify.names import OperationName, PassName
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
     RefusedError,
@@ -44,11 +44,10 @@ from backnorm.conformance.verify.operations import (
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
 from backnorm.conformance.verify.row_operators import RowOperator
-from backnorm.conformance.verify.tensors import on_tensors, tensors_of
+from backnorm.conformance.verify.tensors import as_array, on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.peers.torch_tensors import to_array
 
 __all__ = ["Inputs", "Subject", "function_of", "layer_of", "subject_of"]
 
@@ -302,7 +301,7 @@ def subject_of(
         peers.
     dialect, op : str, optional
         The dialect and operator whose signature the function has.
-    operation : {"backward", "forward"}
+    operation : OperationName
     tensors : {"torch", "jax"}, optional
         The framework whose tensors a function gets; None: NumPy's arrays.
     device : str
@@ -363,7 +362,7 @@ def layer_of(
     """
     known = kind_of(found)
     if (known is not None) != (operation == "layer"):
-        accepted = "backward or forward" if known is None else "layer"
+        accepted = ", ".join(get_args(PassName)) if known is None else "layer"
         raise ArgumentValueError(
             "--operation", f"does not fit {getattr(found, '__name__', type(found).__name__)}",
             came=operation, accepted=accepted,
@@ -510,9 +509,7 @@ def _by_name(names: Any, results: Any) -> Outputs:
 def _array(value: Any) -> np.ndarray | None:
     if value is None:
         return None
-    if hasattr(value, "detach"):
-        return to_array(value)
-    array = np.asarray(value)
+    array = as_array(value)
     if array.dtype.kind not in "biufcV":
         kind = type(value).__name__
         raise OutputError(f"the subject returned an object of type {kind}; expected an array")

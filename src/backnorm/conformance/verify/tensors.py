@@ -15,7 +15,7 @@ from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError
 from backnorm.peers.torch_tensors import to_array, to_tensor
 
-__all__ = ["DeviceError", "Gradients", "Tensors", "on_tensors", "tensors_of"]
+__all__ = ["DeviceError", "Gradients", "Tensors", "as_array", "on_tensors", "tensors_of"]
 
 
 class DeviceError(Exception):
@@ -206,6 +206,11 @@ def tensors_of(framework: str, device: str) -> Tensors:
     except ModuleNotFoundError as error:
         problem = f"needs {framework}, which is not installed"
         raise ArgumentValueError("--tensors", problem, came=framework) from error
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """Return a tensor of any framework as an array, in the tensor's memory if that is possible."""
+    return to_array(tensor) if hasattr(tensor, "detach") else np.asarray(tensor)
 
 
 def _no_device(
