@@ -365,6 +365,22 @@ def test_diagnose_of_mistake_in_one_result_names_no_two_mistakes(mistake, result
             np.testing.assert_allclose(own.astype(float), other.astype(float), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("result", ["gain", "slope"])
+def test_diagnose_of_term_divided_by_m_in_narrow_sums_does_not_say_that_it_is_left_out(result):
+    data = diagnostic_data(FLOAT32)
+    channels, right = values_of(data)
+    offset = right["offset"].astype(BFLOAT16).astype(float)
+    numbers = right | {"offset": offset, result: right[result] / channels.count}
+    found = diagnose(data, outputs_from(data, channels, numbers))
+    says = {
+        "gain": "the factor of dy in dx is 0.00366 times what it should be in every channel, and "
+        "the term sum(dy)/M of dx is right to 8 bits, as if rounded, or summed up, in a narrow "
+        "type",
+        "slope": "the sum along x - mean is divided by M twice",
+    }
+    assert found.says == says[result]
+
+
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_of_bessel_correction_in_slope_alone_does_not_name_other_mistakes(dtype):
     data = diagnostic_data(dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -61,6 +61,15 @@ class Term(NamedTuple):
         """Where the term is wrong."""
         off: np.ndarray = np.abs(self.own - self.right) > self.unsure
         return off
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the term is not 0 in most channels, and the sign of its ratio to the right term
+        is the same in all of these, unlike that of rounding errors.
+        """
+        known = np.abs(self.own) > self.unsure
+        signs = np.sign(self.own * self.right)[known]
+        return bool(known.mean() > 0.5 and abs(signs.sum()) == signs.size)
 
     @property
     def relative_error(self) -> float:
@@ -188,7 +197,7 @@ def named(
     mistakes_known: Sequence[Mistake],
     *,
     special: Callable[[], Diagnosis | None] = lambda: None,
-    wrong: Collection[str] | None = None,
+    terms: Mapping[str, Term] | None = None,
 ) -> Diagnosis | None:
     """Return the diagnosis if a formula with a mistake, or with two, explains the results.
 
@@ -210,9 +219,9 @@ def named(
     mistakes_known : sequence of Mistake
     special : callable
         Returns a diagnosis, or None, if no formula with one mistake explains the results.
-    wrong : collection of str, optional
-        The coefficients that a formula with two mistakes must change. None: two mistakes cannot
-        explain the results.
+    terms : mapping, optional
+        The coefficients in the results. A formula with two mistakes must change those that are
+        wrong in most channels. None: two mistakes cannot explain the results.
     """
     right = formula(())
     alone = {mistake: formula((mistake,)) for mistake in mistakes_known}
@@ -242,7 +251,8 @@ def named(
         found = special()
         if found is not None:
             return found
-    if not same and wrong is not None:
+    if not same and terms is not None:
+        wrong = {name for name, term in terms.items() if term.off.mean() > 0.5}
         # A result that is right, because two mistakes in it cancel, has no name (see `_cancel`).
         are_right = [name for name in numbers if is_near(name, right)]
         # By mistake, the coefficients that it leaves as they are, and those of them that it must
@@ -260,7 +270,7 @@ def named(
                 same.append((one, other))
     if not same:
         # No formula explains the results: look for one mistake of which the results have less
-        # precision than the ladder allows.
+        # precision than the ladder allows. In any precision, a term that the formula lacks is 0.
         distances = {mistakes: distance(values) for mistakes, values in candidates.items()}
         nearest = min(distances, key=lambda mistakes: distances[mistakes])
         same = [k for k, each in distances.items() if each <= MARGIN * distances[nearest]]
@@ -270,7 +280,9 @@ def named(
         ]
         if max(errors) > FEW_BITS:
             return None
-    if () in same or len(same) > _MOST_ALIKE:
+        present = [name for name, term in (terms or {}).items() if term.is_part]
+        same = [k for k in same if all(candidates[k][name].any() for name in present)]
+    if not same or () in same or len(same) > _MOST_ALIKE:
         return None
     names = [tuple(mistake.name for mistake in mistakes) for mistakes in same]
     if len(names) == 1:

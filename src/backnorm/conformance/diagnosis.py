@@ -299,14 +299,13 @@ def _explained(
         mistakes = formula.known_mistakes(channels)
         own = {name: term.own for name, term in terms.items()}
         # The coefficients, unless the formula has the tensor itself.
-        changed = terms
+        changed: dict[str, Term] | None = terms
         if tensor is not None and tensor.name in right:
             changed = {each.name: terms[each.name] for each in others}
-        off: set[str] | None = {name for name, term in changed.items() if term.off.mean() > 0.5}
-        if changed is terms and fit is not None and not fit.is_sum.all():
+        elif fit is not None and not fit.is_sum.all():
             # No formula explains a tensor that is not a sum of multiples of the functions.
-            off = None
-        found = named(numbers, wrong, predicted, agrees, mistakes, special=special, wrong=off)
+            changed = None
+        found = named(numbers, wrong, predicted, agrees, mistakes, special=special, terms=changed)
         if found is None:
             partial_mistakes = formula.partial_mistakes(channels)
             found = named(numbers, wrong, predicted, agrees, partial_mistakes)
