@@ -8,6 +8,7 @@ import pytest
 from backnorm.conformance.formula import BACKWARD
 from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.draws import drawn
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
 from backnorm.conformance.verify.run import Job, Results
@@ -157,6 +158,18 @@ def test_finding_of_kernel_with_one_mistake_names_it(says, steps):
         other = nonlinear(outputs, outputs_of(steps, varied(case, "dy")))
         results.add(Outcome(case.name, outputs=outputs, nonlinear=other), case)
     assert [each.says for each in findings(results)] == [says]
+
+
+def test_finding_of_drawn_case_with_one_wrong_channel_names_channel():
+    recipe = drawn("drawn-1x16-nogamma-float32-float32-NCX")
+    case = recipe.case()
+    gradients = Kernel()(*case.operands, **case.options)
+    outputs = dict(zip(("dx", "dgamma", "dbeta"), gradients, strict=True))
+    outputs["dbeta"][-1] = outputs["dbeta"][-2]
+    results = Results(Job("a kernel", SELECTION), recipes={recipe.name: recipe})
+    results.add(Outcome(case.name, outputs=outputs), case)
+    (found,) = findings(results)
+    assert found.says.startswith("dbeta is wrong in channel 15; the rest is right, in the smallest")
 
 
 def test_gradients_of_right_kernel_are_linear():

@@ -105,6 +105,8 @@ class Diagnosis:
         residual of the fit relative to dx or y.
     wrong : frozenset of str
         The names of the coefficients and results that are wrong.
+    places : str
+        If only a small part of the numbers is wrong, a sentence that says which part; else "".
     """
 
     kind: Kind
@@ -112,11 +114,17 @@ class Diagnosis:
     says: str
     evidence: Mapping[str, float] = field(default_factory=dict)
     wrong: frozenset[str] = frozenset()
+    places: str = ""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a mistake is named by a number that was read off the results."""
+        return any(name.endswith("-other") for name in self.names)
 
     @property
     def is_firm(self) -> bool:
-        """Whether a mistake is named, other than by a number that was read off the results."""
-        return self.kind == "formula" and not any(name.endswith("-other") for name in self.names)
+        """Whether a mistake is named, other than by such a number."""
+        return self.kind == "formula" and not self.is_fitted
 
     @property
     def is_ambiguous(self) -> bool:

@@ -312,9 +312,10 @@ def _explained(
         for mistake in formula.fitted_mistakes(channels, own):
             found = found or named(numbers, wrong, predicted, agrees, [mistake])
     described: Mapping[str, Term] = terms
+    part = partly_wrong(tensor, others)
     if found is None:
         found = truncated(tensor) if tensor is not None and tensor.is_wrong else None
-        found = found or partly_wrong(tensor, others)
+        found = found or part
         if found is not None or (fit is not None and np.median(fit.is_sum) < 1):
             # The coefficients are not those of a formula.
             described = {n: each for n, each in terms.items() if n not in functions}
@@ -327,7 +328,8 @@ def _explained(
             found = misplaced(tensor, words[""])
     found = found or of_terms({words.get(n, n): each for n, each in described.items()})
     off_terms = frozenset(name for name, term in described.items() if term.off.any())
-    return replace(found or unexplained(results), evidence=evidence, wrong=off_terms)
+    found, places = found or unexplained(results), "" if part is None else part.says
+    return replace(found, evidence=evidence, wrong=off_terms, places=places)
 
 
 def _of_other_inputs(

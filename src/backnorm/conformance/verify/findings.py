@@ -206,9 +206,10 @@ def _of_draws(results: Results) -> Iterator[Finding]:
         if found is None:
             diagnosis = results.diagnoses.get(case)
             # The few numbers of a small case may agree with a fitted mistake by chance.
-            if diagnosis is None or any(name.endswith("-other") for name in diagnosis.names):
-                outputs = [verdict.output for verdict in verdicts]
-                found = _finding("drawn", in_words(outputs, "is wrong"), verdicts, results)
+            if diagnosis is None or diagnosis.is_fitted:
+                places = "" if diagnosis is None else diagnosis.places
+                says = places or in_words([verdict.output for verdict in verdicts], "is wrong")
+                found = _finding("drawn", says, verdicts, results)
             else:
                 mistake = "-".join(diagnosis.names) or "drawn"
                 found = _finding(mistake, diagnosis.says, verdicts, results)
