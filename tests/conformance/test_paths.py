@@ -50,6 +50,11 @@ def _frozen_without_s(self, x, dy, c, m, g, s, mean_dy, slope):
     return g * dy
 
 
+def _frozen_with_clipped_dy(self, x, dy, c, m, g, s, mean_dy, slope):
+    largest = float(np.finfo(np.float32).max)
+    return g * s * np.clip(dy, -largest, largest)
+
+
 def _no_mean_dy(self, sum_dy, sum_dy_xmu, s, count):
     return 0 * sum_dy, s * s * sum_dy_xmu / count
 
@@ -121,7 +126,11 @@ PATHS = {
     ),
     "NaN in dy": (
         _Path(_always, sums=_swallowed),
-        r"where the data are nan-in-dy, and in no other: d\w+ is \S+, where the exact value is nan",
+        r"where dy has a NaN, and in no other: d\w+ is \S+, where the exact value is nan",
+    ),
+    "infinities in dy": (
+        _Path(_always, frozen_dx=_frozen_with_clipped_dy),
+        r"dx is \S+ in infinities, where the exact value is inf",
     ),
     "parameters of 16 bits": (
         _Path(lambda sizes, mean, **call: mean.itemsize == 2, dbeta=_half),
@@ -156,7 +165,7 @@ def _compensated_sums(self, x, dy, c, mean):
     return _compensated(dy), _compensated(dy * c)
 
 
-# The sum of dy and infinity is NaN if it is compensated.
+# The sum of infinity and others is NaN if it is compensated.
 @pytest.mark.parametrize("steps", [{}, {"sums": _compensated_sums}], ids=["plain", "compensated"])
 def test_right_kernel_has_no_finding(steps):
     assert _found(_Path(_always, **steps)) == []
@@ -172,7 +181,16 @@ def test_wrong_path_has_one_finding_that_says_where(name):
 
 def _facts(**facts):
     usual = {"purpose": "p", "gamma": True, "training": True, "dtype": "float32"}
-    usual |= {"is_narrow": False, "layout": "NCX", "N": 4, "C": 8, "M": 64, "W": 4, "pixels": 16}
+    usual |= {
+        "is_narrow": False,
+        "has_nan": False,
+        "layout": "NCX",
+        "N": 4,
+        "C": 8,
+        "M": 64,
+        "W": 4,
+        "pixels": 16,
+    }
     return Facts(**usual | {"rank": 4, "epsilon": 1e-5, "variance": 1.0, "dy": 1.0} | facts)
 
 

@@ -90,7 +90,7 @@ def has_layer(recipe: Recipe) -> bool:
     has no unbiased variance. Layers that are compiled for each shape and type would make the grid
     slow in all types.
     """
-    of_passes = "epsilon-", "foreign", "infinity-in-x", "variances-of-all-sizes", "mean-over"
+    of_passes = "epsilon-", "foreign", "infinities", "variances-of-all-sizes", "mean-over"
     return (
         recipe.variant.data_format == "NCX"
         and recipe.scaled

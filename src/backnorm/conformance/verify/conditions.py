@@ -22,7 +22,7 @@ class Facts(NamedTuple):
     N is the number of images, C that of channels, M that of the elements of a row (in
     batch normalisation, of a channel), and W the
     size of the last spatial axis; `variance` is the least one that is not 0, and `dy` the largest
-    finite magnitude. Parameters are narrow if they have 16 bits.
+    finite magnitude. Parameters are narrow if they have 16 bits; `has_nan` is about dy.
     """
 
     purpose: str
@@ -30,6 +30,7 @@ class Facts(NamedTuple):
     training: bool
     dtype: str
     is_narrow: bool
+    has_nan: bool
     layout: str
     N: int
     C: int
@@ -49,7 +50,7 @@ class Facts(NamedTuple):
         space = 1, *shape[1:axis], *shape[axis + 1 :]
         return cls(
             purpose, case.scaled, case.training, str(data.x.dtype), data.mean.itemsize == 2,
-            data.data_format, shape[0], channels, data.axes.size[1],
+            bool(np.isnan(data.dy).any()), data.data_format, shape[0], channels, data.axes.size[1],
             space[-1], math.prod(space), len(shape), data.epsilon,
             _least(data.variance), _largest(data.dy),
         )  # fmt: skip
@@ -80,6 +81,7 @@ _WORDS: dict[str, dict[object, str]] = {
     "training": {True: "the statistics are variables", False: "the statistics are constants"},
     "dtype": {True: "the elements are {}"},
     "is_narrow": {True: "the parameters have 16 bits", False: "the parameters are wider"},
+    "has_nan": {True: "dy has a NaN", False: "dy has no NaN"},
     "layout": {True: "the layout is {}"},
 }
 _SIZES = "epsilon", "rank", "pixels", "N", "C", "M", "W", "variance", "dy"

@@ -122,7 +122,7 @@ def _values(
             yield "squares-beyond-float16", partial(realistic_data, scale=512.0), {}
         return
     yield "nan-in-dy", partial(_changed, change=_nan_in_dy), {}
-    yield "infinity-in-x", partial(_changed, change=_infinity_in_x), {"training": False}
+    yield "infinities", partial(_changed, change=_infinities), {"training": False}
     yield "small-gradients", partial(realistic_data, gradient_scale=1e-6), {}
     if dtype != FLOAT16:
         yield "gradients-beyond-float16", partial(realistic_data, gradient_scale=1e7), {}
@@ -150,17 +150,31 @@ def _nan_in_dy(data: LayerData) -> dict[str, Any]:
     return {"dy": _with_one(data.dy, data, 1, np.nan)}
 
 
-def _infinity_in_x(data: LayerData) -> dict[str, Any]:
-    # The dy there is 0, so that dgamma is NaN for every way to add up: a compensated sum of
-    # infinite terms is NaN, too, but a plain one is infinite.
-    return {"x": _with_one(data.x, data, 2, np.inf), "dy": _with_one(data.dy, data, 2, 0.0)}
+def _infinities(data: LayerData) -> dict[str, Any]:
+    """Return an infinite x in one channel and an infinite dy in another, whose dx is dy/2.
+
+    Their sums are NaN for every way to add up, because dy is 0 where x is infinite, and because the
+    channel with the infinite dy has a NaN, too. Without these, a compensated sum of infinite terms
+    is NaN, but a plain one is infinite.
+    """
+    dy = _with_one(_with_one(data.dy, data, 2, 0.0), data, 3, np.inf)
+    gamma = data.gamma.astype(float)
+    # If dx were larger than dy, the dx of the largest number in place of infinity would overflow.
+    gamma[3] = 0.5 * np.sqrt(float(data.variance[3]) + data.epsilon)
+    return {
+        "x": _with_one(data.x, data, 2, np.inf),
+        "dy": _with_one(dy, data, 3, np.nan, place=0),
+        "gamma": rounded(gamma, data.gamma.dtype),
+    }
 
 
-def _with_one(tensor: np.ndarray, data: LayerData, channel: int, value: float) -> np.ndarray:
-    """Return x or dy with this value in one element of a channel."""
+def _with_one(
+    tensor: np.ndarray, data: LayerData, channel: int, value: float, place: int | None = None
+) -> np.ndarray:
+    """Return x or dy with this value in one element of a channel, by default the middle."""
     changed = tensor.copy()
     rows = np.moveaxis(changed, data.channel_axis, 0)
-    rows[channel].flat[rows[channel].size // 2] = value
+    rows[channel].flat[rows[channel].size // 2 if place is None else place] = value
     return changed
 
 
