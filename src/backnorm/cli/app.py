@@ -21,7 +21,8 @@ from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Json, Threads, begin, exits_in_one_line
 from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
-from backnorm.cli.verify import cases_app, judge, tolerance, verify
+from backnorm.cli.tolerance import tolerance
+from backnorm.cli.verify import cases_app, judge, verify
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.override import REFUSED
 from backnorm.tensor_files import MEBIBYTES
