@@ -96,9 +96,10 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
-    operation : {"backward", "forward", "layer"}
+    operation : OperationName
     huge : int
-        A further case of bfloat16 has more elements than this; 0: no such case.
+        A further case of bfloat16 has more elements than this; 0: no such case. Only the backward
+        and the forward pass of batch normalisation have it.
     """
 
     tier: str = "smoke"

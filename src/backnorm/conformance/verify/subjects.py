@@ -50,7 +50,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "Subject", "function_of", "layer_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "subject_from", "subject_of"]
 
 Outputs = dict[str, np.ndarray | None]
 
@@ -335,19 +335,16 @@ def subject_of(
             problem = "must be backward or forward for a function in C"
             raise ArgumentValueError("--operation", problem, came=operation)
         return OfLibrary(str(Path(place).resolve()), attribute, operation)
-    found = function_of(name, "SUBJECT")
-    layer = layer_of(found, operation, options)
-    if layer is not None:
-        return layer
-    if options.tensors is not None:
-        found = on_tensors(found, tensors_of(options.tensors, options.device))
-    return Function(found) if schema is None else of_operator(found, schema)
+    return subject_from(function_of(name, "SUBJECT"), operation, schema, options)
 
 
-def layer_of(
-    found: Any, operation: OperationName, options: Options = _USUAL_OPTIONS
-) -> OfModule | None:
-    """Return the subject that a layer is; None for a function.
+def subject_from(
+    found: Any,
+    operation: OperationName,
+    schema: OperatorSchema | RowOperator | None,
+    options: Options,
+) -> Subject:
+    """Return the subject that a function or a layer is.
 
     Raises
     ------
@@ -361,14 +358,16 @@ def layer_of(
             "--operation", f"does not fit {getattr(found, '__name__', type(found).__name__)}",
             came=operation, accepted=accepted,
         )  # fmt: skip
-    if known is None:
-        return None
-    kind, framework = known
-    if options.tensors not in (None, framework):
-        raise ArgumentValueError(
-            "--tensors", "must be those of the layer", came=options.tensors, accepted=framework
-        )
-    return OfModule(found, kind, tensors_of(framework, options.device))
+    if known is not None:
+        kind, framework = known
+        if options.tensors not in (None, framework):
+            raise ArgumentValueError(
+                "--tensors", "must be those of the layer", came=options.tensors, accepted=framework
+            )
+        return OfModule(found, kind, tensors_of(framework, options.device))
+    if options.tensors is not None:
+        found = on_tensors(found, tensors_of(options.tensors, options.device))
+    return Function(found) if schema is None else of_operator(found, schema)
 
 
 def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
