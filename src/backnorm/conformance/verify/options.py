@@ -72,6 +72,8 @@ class Options(Operator):
         "SUBJECT is a solution.json of flashinfer-bench or SOL-ExecBench, for a definition that "
         "cases export writes.",
     )
+    timeout: float = option(30.0, "The time limit of the calls of a case, in seconds.", min=0.1)
+    memory: int = option(0, "The memory limit of the subject, in MiB; 0: none.", min=0)
     any_order: bool = option(
         False, "Accept calls that differ in bits if both are right; the worse one is graded."
     )
@@ -82,8 +84,6 @@ class Options(Operator):
         min=0,
         metavar="SECONDS",
     )
-    timeout: float = option(30.0, "The time limit of the calls of a case, in seconds.", min=0.1)
-    memory: int = option(0, "The memory limit of the subject, in MiB; 0: none.", min=0)
 
     def __post_init__(self) -> None:
         Operator.__post_init__(self)
