@@ -117,11 +117,11 @@ def own_arithmetic(dtype: np.dtype) -> Arithmetic:
     return "float32" if is_16_bit(dtype) else "float64"
 
 
-def check_arithmetic(name: object, argument: str = "arithmetic") -> Arithmetic:
+def check_arithmetic(name: object) -> Arithmetic:
     """Return `name` if it is an arithmetic, or raise."""
-    word = check_word(argument, name, accepted=_ACCEPTED)
+    word = check_word("arithmetic", name, accepted=_ACCEPTED)
     if word not in get_args(Arithmetic):
-        raise ArgumentValueError(argument, "unknown", came=shown(word), accepted=_ACCEPTED)
+        raise ArgumentValueError("arithmetic", "unknown", came=shown(word), accepted=_ACCEPTED)
     return cast("Arithmetic", word)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import asdict
+from pathlib import Path
 from unittest import mock
 
 from backnorm.conformance.verify import _worker
@@ -30,7 +30,7 @@ def verified(job):
     ):
         warnings.simplefilter("ignore")
         events = os.open(os.devnull, os.O_WRONLY)
-        worker = _worker.Worker(asdict(job) | {"folder": os.devnull, "events": events})
+        worker = _worker.Worker(job, Path(os.devnull), events)
         with worker.events:
             for recipe in results.recipes.values():
                 results.add(worker.outcome(recipe.case(job.selection.seed)))

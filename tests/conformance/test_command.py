@@ -78,22 +78,29 @@ x, gamma, beta = (
     np.fromfile(inputs / part["file"], part["dtype"]).astype("d").reshape(part["shape"])
     for part in case["inputs"].values()
 )
-axes, kept = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
-mean, variance = x.mean(axes), x.var(axes, ddof=ddof)
+# The axes of a row, and the shape that spreads parameters.
+axes, spread = {
+    "forward": ((0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))),
+    "layer-norm-forward": (-1, -1),
+}[case["call"]["operator"]]
+mean, variance = x.mean(axes, keepdims=True), x.var(axes, ddof=ddof, keepdims=True)
 s = 1 / np.sqrt(variance + float.fromhex(case["call"]["epsilon"]))
-y = (x - mean.reshape(kept)) * (gamma * s).reshape(kept) + beta.reshape(kept)
+y = (x - mean) * s * gamma.reshape(spread) + beta.reshape(spread)
 for name, array in {"y": y, "mean": mean, "variance": variance}.items():
     array.astype("f").tofile(outputs / case["name"] / f"{name}.bin")
 """
 
 
-@pytest.mark.parametrize(("ddof", "ids"), [(0, []), (1, ["bessel"])])
-def test_verify_judges_command_of_forward_pass(ddof, ids, tmp_path):
+@pytest.mark.parametrize(
+    ("operation", "ddof", "ids"),
+    [("forward", 0, []), ("forward", 1, ["bessel"]), ("layer-norm-forward", 1, ["bessel"])],
+)
+def test_verify_judges_command_of_forward_pass(operation, ddof, ids, tmp_path):
     program = tmp_path / "mine.py"
     program.write_text(FORWARD_PROGRAM)
-    selection = Selection(
-        dtypes=("float32",), layouts=("NCX",), only=("diagnostic-float32*",), operation="forward"
-    )
+    layout = "NCX" if operation == "forward" else "NXC"
+    only = ("diagnostic-float32*",)
+    selection = Selection("smoke", ("float32",), (layout,), only=only, operation=operation)
     command = f"{sys.executable} {program} {{inputs}} {{outputs}} {ddof}"
     results = verify(Job(command, selection, command=True))
     assert [each.id for each in findings(results)] == ids

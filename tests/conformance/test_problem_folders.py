@@ -202,11 +202,6 @@ def test_unusable_solution_is_refused(change, says, solution):
     assert says in str(caught.value)
 
 
-def test_solution_with_a_dialect_is_bad_usage(refused):
-    line = refused("verify", "--solution", "solution.json", "--dialect", "aten")
-    assert "--dialect: has no effect with --solution" in line
-
-
 # What hipDNN's own writers give to graphs: ROCm/rocm-libraries at
 # 7f1b2ca9b6f299752a26c17d29f966ff2c66e810, projects/hipdnn/tools/dnn-benchmarking/src/
 # dnn_benchmarking/tools/convert_miopen_shapes/bnorm.py and tensors.py.

@@ -16,6 +16,7 @@ from backnorm.conformance import pytest as bn
 from backnorm.conformance.battery import Recipe
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.dialects import tensorflow
+from backnorm.errors import ArgumentValueError
 from tests.support.pages import ROOT
 
 from . import right_subjects
@@ -174,6 +175,12 @@ def test_check_of_backnorm_forward_passes(case):
 @bn.cases(operation="forward", dtypes=["float32"], only=["realistic-*"])
 def test_check_of_operator_of_forward_passes(case):
     case.check(tensorflow.FusedBatchNormV3, dialect="tensorflow", op="FusedBatchNormV3")
+
+
+@bn.cases(dtypes=["float32"], only=["diagnostic-float32-float32-NCX"])
+def test_check_with_operator_of_no_dialect_raises_error(case):
+    with pytest.raises(ArgumentValueError, match="--op: must be used with --dialect"):
+        case.check(backnorm.batch_norm_backward, op="native_batch_norm_backward")
 
 
 def test_check_of_wrong_forward_names_the_mistake():

@@ -7,10 +7,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import backnorm
-from backnorm.cli.app import app
 from backnorm.conformance.judge import Quantity
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, Selection, recipes, selected
@@ -58,7 +56,7 @@ def types_of(schema):
 def test_verify_of_operator_by_itself_has_no_finding_and_is_on_its_rung(dialect, op, only):
     schema = EVERY[dialect, op]
     selection = Selection(dtypes=tuple(DTYPES), operation=schema.operation, only=only)
-    results = verified(Job(f"backnorm.dialects.{dialect}:{op}", selection, dialect, op))
+    results = verified(Job(f"backnorm.dialects.{dialect}:{op}", selection, dialect=dialect, op=op))
     assert findings(results) == []
     judged = [v for v in results.verdicts if v.is_judged]
     assert [v for v in judged if not is_at_least(v.status, OWN[np.dtype(v.dtype)])] == []
@@ -80,7 +78,7 @@ def test_verify_of_operator_by_itself_has_no_finding_and_is_on_its_rung(dialect,
     ],
 )
 def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen, refused):
-    results = verify(Job(f"backnorm.dialects.{dialect}:{op}", SMALL, dialect, op))
+    results = verify(Job(f"backnorm.dialects.{dialect}:{op}", SMALL, dialect=dialect, op=op))
     assert findings(results) == []
     judged = {v.case for v in results.verdicts if v.status in RUNGS}
     assert {"frozen" in case for case in judged} == set(frozen)
@@ -92,7 +90,9 @@ def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen,
 def test_verify_of_dialect_refuses_epsilon_0_if_its_range_is_positive():
     selection = replace(SMALL, only=("exact-*",), operation="forward")
     op = "BatchNormForwardTraining"
-    results = verify(Job(f"backnorm.dialects.onednn_graph:{op}", selection, "onednn_graph", op))
+    results = verify(
+        Job(f"backnorm.dialects.onednn_graph:{op}", selection, dialect="onednn_graph", op=op)
+    )
     assert {v.text for v in results.verdicts} == {
         "epsilon: must be finite and positive; expected a number, finite and positive as float32"
     }
@@ -102,7 +102,7 @@ def test_verify_of_dialect_refuses_epsilon_0_if_its_range_is_positive():
 def test_verify_of_dialect_with_unsupported_dtype_reports_refused():
     selection = replace(SMALL, dtypes=("float16", "bfloat16"), only=("realistic-*",))
     op = "BATCH_NORMALIZATION_TRAINING_GRAD"
-    results = verify(Job(f"backnorm.dialects.directml:{op}", selection, "directml", op))
+    results = verify(Job(f"backnorm.dialects.directml:{op}", selection, dialect="directml", op=op))
     assert {v.text for v in results.verdicts} == {
         "Mean: element types do not match: Input has type f16; expected f16",
         "Input: unsupported element type; expected f32, f16",
@@ -150,28 +150,3 @@ def test_permuted_subject_gets_views_in_ncx_and_its_results_are_in_nxc():
         outputs = Permuted(Function(backward))(case.inputs, case)
         assert {each.status for each in graded(case, outputs).values()} <= {*RUNGS}
     assert [min(each) == each[1] for each in strides] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--dialect", "caffe"), "dialect: unknown dialect; got 'caffe'; expected onednn_graph, "),
-        (("--dialect", "aten", "--op", "batch_norm"),
-         "op: unknown operator of aten; got 'batch_norm'; expected native_batch_norm_backward"),
-        (("--dialect", "cann"),
-         "dialect: has only parts of a gradient, which verify does not call; got cann; expected "),
-        (("--op", "native_batch_norm_backward"),
-         "--op: must be used with --dialect; got native_batch_norm_backward"),
-    ],
-)  # fmt: skip
-def test_verify_with_invalid_operator_or_dialect_is_bad_usage(options, message):
-    done = CliRunner().invoke(app, ["verify", "math:sqrt", *options])
-    assert done.exit_code == 2
-    assert done.stderr.strip().startswith(f"backnorm: error: {message}")
-
-
-@pytest.mark.parametrize("subject", ["backnorm", "mine.so:backward"])
-def test_verify_dialect_of_canonical_subject_is_bad_usage(subject):
-    done = CliRunner().invoke(app, ["verify", subject, "--dialect", "ngraph"])
-    assert done.exit_code == 2
-    assert f"--dialect: must be absent with {subject}, which has the canonical" in done.stderr

@@ -20,6 +20,7 @@ from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS, proves
+from backnorm.conformance.verify.options import Options
 from backnorm.conformance.verify.report import Report
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
@@ -158,7 +159,7 @@ def test_verify_of_wrong_operator_reports_expected_finding(name):
 )
 def test_subject_of_dialect_without_forward_raises_value_error(dialect, op, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        subject_of("math:sqrt", dialect=dialect, op=op, operation="forward")
+        subject_of("math:sqrt", "forward", Options(dialect=dialect, op=op))
 
 
 # --- the command ----------------------------------------------------------------------------------

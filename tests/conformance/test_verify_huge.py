@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import backnorm
-from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify._memory import available_bytes, repeated, worst_parts
 from backnorm.conformance.verify.cases import Selection, selected
@@ -16,6 +16,8 @@ from backnorm.conformance.verify.run import Job, verify
 
 MANY = 1 << 20
 SUBJECT = """
+from dataclasses import replace
+
 import numpy as np
 import backnorm
 
@@ -66,6 +68,8 @@ def test_huge_case_exceeds_limit_and_is_selected_only_on_demand():
     assert large.data.x.size > MANY >= large.data.x.size - case.data.x.size
     assert large.data.x.shape[1] == large.data.mean.size == 64 * case.repeats
     assert not list(selected(Selection(only=("beyond-int32-*",))))
+    with_shapes = replace(selection(), shapes=((2, 3, 4),))
+    assert [each.name for each in selected(with_shapes)] == [case.name]
 
 
 def test_backward_of_repeated_channels_has_the_bits_of_small_case():
@@ -106,9 +110,3 @@ def test_verify_of_huge_case_beyond_available_memory_reports_refused(subject):
     results = verify(Job(subject("right"), many))
     assert set(statuses(results).values()) == {"refused"}
     assert all("GiB that are available" in v.text for v in results.verdicts)
-
-
-def test_verify_huge_without_tier_full_is_bad_usage():
-    done = CliRunner().invoke(app, ["verify", "backnorm", "--huge"])
-    assert done.exit_code == 2
-    assert "--huge: must be used with --tier full" in done.output

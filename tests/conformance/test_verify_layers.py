@@ -16,6 +16,7 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.layers import layer_ladder, layer_recipe, layer_recipes
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.options import Options
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
@@ -250,14 +251,7 @@ def test_verify_of_module_refuses_more_than_32_times_its_channels():
 
 def test_verify_of_module_with_tensors_of_another_framework_is_bad_usage():
     with pytest.raises(ArgumentValueError, match=r"^--tensors: must be those of the layer;"):
-        subject_of(f"{FILE}:Right", operation="layer", tensors="jax")
-
-
-def test_verify_of_module_with_huge_case_is_bad_usage():
-    options = ["--tier", "full", "--huge"]
-    done = CliRunner().invoke(app, ["verify", "torch.nn:BatchNorm2d", *options])
-    assert done.exit_code == 2
-    assert "--huge: must be absent for a layer" in done.output
+        subject_of(f"{FILE}:Right", "layer", Options(tensors="jax"))
 
 
 # --- the ladder -----------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
     module, (dialect, op, operation, expected) = OPERATORS[name]
     only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*", "grid-5x1x9-*"
     selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
-    results = verify(Job(f"{module}:{name}", selection, dialect, op))
+    results = verify(Job(f"{module}:{name}", selection, dialect=dialect, op=op))
     found = findings(results)
     assert [each.id for each in found] == [expected] * (expected is not None)
     if expected is None:
@@ -164,7 +164,7 @@ def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
     ],
 )
 def test_verify_of_unknown_operator_of_rows_names_the_right_ones(op, message):
-    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", op)
+    job = Job("x.py:f", Selection(operation="layer-norm"), dialect="aten", op=op)
     with pytest.raises(ArgumentValueError, match=message):
         assert job.schema
 

@@ -164,31 +164,18 @@ def test_tensor_of_read_only_array_is_a_copy():
 # --- the command ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--tensors", "jax", "--device", "nope"], "--device: jax cannot use it; got nope; expec"),
-        (["--device", "cuda"], "--device: must be used with --tensors; got cuda"),
-        (["--tensors", "torch", "--command"], "--tensors: must be absent with --command; got tor"),
-    ],
-)
-def test_verify_on_wrong_device_is_bad_usage(options, error):
-    done = CliRunner().invoke(app, ["verify", f"{FILE}:right", *options])
+def test_verify_on_wrong_device_is_bad_usage():
+    done = CliRunner().invoke(
+        app, ["verify", f"{FILE}:right", "--tensors", "jax", "--device", "nope"]
+    )
     assert done.exit_code == 2
-    assert error in done.output
+    assert "--device: jax cannot use it; got nope; expec" in done.output
 
 
 @pytest.mark.parametrize("device", ["meta", "nope"])
 def test_tensors_of_device_without_memory_or_unknown_raise_error_naming_it(device):
     with pytest.raises(ArgumentValueError, match=f"--device: torch cannot use it; got {device}; "):
         tensors_of("torch", device)
-
-
-@pytest.mark.parametrize("name", ["numpy", "libmine.so:backward"])
-def test_verify_of_subject_without_tensors_is_bad_usage(name):
-    done = CliRunner().invoke(app, ["verify", name, "--tensors", "torch"])
-    assert done.exit_code == 2
-    assert f"--tensors: must be absent with {name}" in done.output
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

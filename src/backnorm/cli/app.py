@@ -13,18 +13,17 @@ from typer.core import TyperCommand
 
 import backnorm
 from backnorm import engines
-from backnorm.arithmetics import check_arithmetic
 from backnorm.cli import text
 from backnorm.cli.compare import compare_model
 from backnorm.cli.demo import run_demo
 from backnorm.cli.info import describe, info_tables
-from backnorm.cli.program import FAILED, Json, Threads, begin, exits_in_one_line
+from backnorm.cli.program import FAILED, Json, Threads, begin, exits_in_one_line, takes_records
 from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
-from backnorm.cli.verify import cases_app, judge, tolerance, verify
+from backnorm.cli.tolerance import tolerance
+from backnorm.cli.verify import cases_app, judge, verify
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.override import REFUSED
-from backnorm.tensor_files import MEBIBYTES
 
 _HELP = """Batch normalisation and its gradient in the dialects of ten specifications.
 
@@ -92,55 +91,14 @@ class _Run(TyperCommand):
 
 @app.command(cls=_Run)
 @exits_in_one_line()
+@takes_records
 def run(
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="A oneDNN graph, or a call of an operator, as JSON."),
     ],
-    tensors: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The inputs, .npz or .safetensors.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The results, and with --random the inputs: .npz or .safetensors."
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare the results with the exact ones.")
-    ] = False,
-    random: Annotated[
-        int | None,
-        typer.Option(metavar="SEED", min=0, help="The seed of random values for missing tensors."),
-    ] = None,
+    options: RunOptions,
     threads: Threads = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="The number of timed calls, after an untimed one.")
-    ] = 3,
-    arithmetic: Annotated[
-        str | None, typer.Option(help="The compute type of elements: float32 or float64.")
-    ] = None,
-    max_unpacked: Annotated[
-        int,
-        typer.Option(metavar="MIB", min=1, help="How much a .npz may grow when unpacked."),
-    ] = MEBIBYTES,
-    in_shapes: Annotated[
-        str | None,
-        typer.Option(metavar="ID:SHAPE[*STRIDES]+...", help="Shapes of a graph's inputs."),
-    ] = None,
-    dt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE", help="The type of a graph's data: f32, bf16, f16; or ID:TYPE+..."
-        ),
-    ] = None,
-    op_attrs: Annotated[
-        str | None,
-        typer.Option(metavar="ID:NAME:VALUE*...", help="Attributes of a graph's operators."),
-    ] = None,
-    only_known: Annotated[
-        bool, typer.Option("--only-known", help="Leave out a graph's operators of unknown kinds.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Run the operators that FILE describes on tensors from a file.
@@ -148,21 +106,7 @@ def run(
     --in-shapes, --dt and --op-attrs change a oneDNN graph as benchdnn does.
     """
     begin(threads)
-    overrides = {"in_shapes": in_shapes, "dt": dt, "op_attrs": op_attrs}
-    report = run_file(
-        RunOptions(
-            file,
-            tensors=tensors,
-            out=out,
-            check=check,
-            seed=random,
-            repeat=repeat,
-            arithmetic=None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic"),
-            max_unpacked=max_unpacked,
-            overrides={name: text for name, text in overrides.items() if text is not None},
-            only_known=only_known,
-        )
-    )
+    report = run_file(file, options)
     text.print_report(asdict(report), [run_table(report)], json)
     for note in report.notes:
         text.warn(f"note: {note}")

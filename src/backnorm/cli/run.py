@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import Advance, progress
 from backnorm.conformance.judge.calls import check_call, check_pointwise
 from backnorm.conformance.ladder import Grade
+from backnorm.conformance.verify.options import option
 from backnorm.dialects import registry
 from backnorm.dialects.random_tensors import random_data, random_tensors
 from backnorm.dialects.registry import CanonicalCall
@@ -31,41 +32,39 @@ from backnorm.tensor_files import MEBIBYTES, check_output, read_tensors, write_t
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of `backnorm run`.
+    """The options of `backnorm run`; `overrides` and `only_known` are allowed only for a graph."""
 
-    Attributes
-    ----------
-    file : Path
-        oneDNN Graph JSON, or a call.
-    tensors, out : Path or None
-        .npz or .safetensors files to read from and write to. With a seed, `out` also gets the
-        inputs, so that `tensors` of a later run may be this file.
-    check : bool
-        Compare each output with the oracle.
-    seed : int or None
-        Make up missing tensors with this seed.
-    repeat : int
-        Timed calls of each operator, after an untimed one.
-    arithmetic : {"float32", "float64"} or None
-        The type in which elements are computed.
-    max_unpacked : int
-        Mebibytes by which compressed tensors may be larger in memory than on disk.
-    overrides : mapping of str to str
-        Arguments of :func:`backnorm.graph.override_graph`, allowed only for a graph.
-    only_known : bool
-        Leave out the operators of unknown kinds; allowed only for a graph.
-    """
+    tensors: Path | None = option(None, "The inputs, .npz or .safetensors.", metavar="FILE")
+    out: Path | None = option(
+        None,
+        "The results, and with --random the inputs: .npz or .safetensors.",
+        metavar="FILE",
+    )
+    check: bool = option(False, "Compare the results with the exact ones.")
+    random: int | None = option(
+        None, "The seed of random values for missing tensors.", min=0, metavar="SEED"
+    )
+    repeat: int = option(3, "The number of timed calls, after an untimed one.", min=1)
+    arithmetic: Arithmetic | None = option(None, "The compute type of elements.")
+    max_unpacked: int = option(
+        MEBIBYTES, "How much a .npz may grow when unpacked.", min=1, metavar="MIB"
+    )
+    in_shapes: str | None = option(
+        None, "Shapes of a graph's inputs.", metavar="ID:SHAPE[*STRIDES]+..."
+    )
+    dt: str | None = option(
+        None, "The type of a graph's data: f32, bf16, f16; or ID:TYPE+...", metavar="TYPE"
+    )
+    op_attrs: str | None = option(
+        None, "Attributes of a graph's operators.", metavar="ID:NAME:VALUE*..."
+    )
+    only_known: bool = option(False, "Leave out a graph's operators of unknown kinds.")
 
-    file: Path
-    tensors: Path | None = None
-    out: Path | None = None
-    check: bool = False
-    seed: int | None = None
-    repeat: int = 3
-    arithmetic: Arithmetic | None = None
-    max_unpacked: int = MEBIBYTES
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    only_known: bool = False
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The arguments of :func:`backnorm.graph.override_graph` that were given."""
+        texts = {"in_shapes": self.in_shapes, "dt": self.dt, "op_attrs": self.op_attrs}
+        return {name: text for name, text in texts.items() if text is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class RunReport:
     notes: tuple[str, ...] = ()
 
 
-def run_file(options: RunOptions) -> RunReport:
+def run_file(file: Path, options: RunOptions) -> RunReport:
     """Run a file's operators, write the results, and return the report.
 
     Raises
@@ -170,7 +169,7 @@ def run_file(options: RunOptions) -> RunReport:
     OSError
         If a file cannot be read or written.
     """
-    program = _read_program(options)
+    program = _read_program(file, options)
     if options.out is not None:
         check_output(options.out)
         _check_names(program, options)
@@ -188,25 +187,25 @@ def run_file(options: RunOptions) -> RunReport:
             steps.append(_report(program, step, (inputs, outputs), random, seconds, options))
             return outputs
 
-        fill = None if options.seed is None else partial(_random, options.seed)
+        fill = None if options.random is None else partial(_random, options.random)
         results = run_program(
             program, supplied, arithmetic=options.arithmetic, watch=watch, fill=fill
         )
         if options.out is not None:
             advance(f"writing {options.out}")
-            inputs = {} if options.seed is None else {key: used[key] for key in program.inputs}
+            inputs = {} if options.random is None else {key: used[key] for key in program.inputs}
             write_tensors(options.out, inputs | results)
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
     threads = backnorm.get_num_threads()
-    facts = str(options.file), threads, options.repeat, tuple(steps), written, passed, program.notes
+    facts = str(file), threads, options.repeat, tuple(steps), written, passed, program.notes
     return RunReport(*facts)
 
 
 def _check_names(program: Program, options: RunOptions) -> None:
     """Raise if two tensors would have one name in the file of results."""
     for key in program.inputs:
-        if options.seed is not None and key in program.results:
+        if options.random is not None and key in program.results:
             raise ArgumentValueError(
                 "outputs",
                 "must differ from the names of inputs, because with --random both are written",
@@ -215,15 +214,14 @@ def _check_names(program: Program, options: RunOptions) -> None:
             )
 
 
-def _read_program(options: RunOptions) -> Program:
+def _read_program(path: Path, options: RunOptions) -> Program:
     """Return the program that a JSON file describes: a oneDNN graph, or a call."""
-    path, overrides = options.file, options.overrides
     document = expect(read_json(path), dict, str(path))
     if "graph" in document:
         graph = parse_graph(document, str(path), only_known=options.only_known)
-        return override_graph(graph, **overrides)
+        return override_graph(graph, **options.overrides)
     if "dialect" in document:
-        for name in (*overrides, *(["only_known"] if options.only_known else ())):
+        for name in (*options.overrides, *(["only_known"] if options.only_known else ())):
             raise ArgumentValueError(
                 f"--{name.replace('_', '-')}",
                 "applies only to a oneDNN graph",
@@ -245,7 +243,7 @@ def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dic
         advance(f"reading {options.tensors}")
         values = read_tensors(options.tensors, program.find_inputs, options.max_unpacked)
     missing = [key for key in program.inputs if key not in values]
-    if missing and options.seed is None:
+    if missing and options.random is None:
         raise ArgumentValueError(
             "--tensors" if options.tensors is None else str(options.tensors),
             f"missing tensors: {', '.join(missing)}",

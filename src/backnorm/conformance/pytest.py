@@ -19,7 +19,6 @@ import pytest
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
-from backnorm.conformance.layers import LayerCase
 from backnorm.conformance.verify.cases import (
     DTYPES,
     LAYOUTS,
@@ -28,17 +27,10 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
-from backnorm.conformance.verify.dialect_calls import received, rules_of
 from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
-from backnorm.conformance.verify.subjects import (
-    Function,
-    Subject,
-    described,
-    is_unsupported,
-    layer_of,
-    of_operator,
-)
+from backnorm.conformance.verify.run import Job
+from backnorm.conformance.verify.subjects import described, is_unsupported, subject_from
 from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
@@ -95,28 +87,23 @@ class CheckedCase:
         AssertionError
             If an output is worse than the rung, missing, or of another type or shape, or if an
             input is changed. The message names the mistake if it is known.
+        ArgumentValueError
+            If there is no such operator, or `op` is passed without `dialect`.
         """
         # This name makes pytest show the message of a failed test, but not the source of this
         # method.
         __tracebackhide__ = True
-        case = received_case = self.case
-        operation = operation_of(case).name
-        layer = layer_of(function, operation)
-        subject: Subject = layer or Function(function)
-        schema = None
-        if dialect is not None:
-            schema = rules_of(dialect, op, operation)
-            subject = of_operator(function, schema)
+        case = self.case
+        selection = Selection(operation=operation_of(case).name)
+        job = Job("", selection, dialect=dialect, op=op)
+        subject = subject_from(function, selection.operation, job.schema, job)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:
             found = subject(inputs, case)
-            if schema is not None:
-                received_case = received(case, schema)
-            if layer is not None and isinstance(case, LayerCase):
-                received_case = case.with_options(**layer.options)
+            received_case = job.received(case, getattr(subject, "options", {}))
         except Exception as error:
             if is_unsupported(error):
                 pytest.skip(described(error))

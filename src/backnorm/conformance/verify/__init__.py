@@ -4,7 +4,8 @@ A run is a pipe. Each stage takes what the one above it returns:
 
 ``cases``       the recipes of the cases that are selected; no data are drawn. ``grid`` has those of
                 special values, options and shapes, ``draws`` the random ones of a budget
-``run``         starts workers, which may crash, and collects the verdicts
+``run``         starts workers, which may crash, and collects the verdicts; ``options`` are those
+                that the command passes
 ``_worker``     the process that draws cases and calls a subject, on arrays in ``_memory``; its
                 ``_events`` are lines of JSON, ``_segfault`` the access to memory that ended it
 ``verdicts``    judges the outputs of a case: grades and the diagnosis

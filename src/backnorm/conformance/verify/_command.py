@@ -12,6 +12,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._events import ended
 from backnorm.conformance.verify._file_cases import as_in_files
 from backnorm.conformance.verify.files import export_inputs, reader
+from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
@@ -30,7 +31,10 @@ class OfCommand:
     run in a shell.
     """
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, operation: OperationName) -> None:
+        if operation == "layer":
+            problem = "must be that of a function with --command"
+            raise ArgumentValueError("--operation", problem, came=operation)
         self._words = shlex.split(command)
         if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
             # This text is a format string: the error's message shows ``{{`` and ``}}`` as single

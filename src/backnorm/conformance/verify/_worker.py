@@ -47,6 +47,7 @@ from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
+from backnorm.conformance.verify.run import Job
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
@@ -72,31 +73,24 @@ class WroteOutsideError(Exception):
 class Worker:
     """Runs a subject on cases and writes events and outputs."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.events = os.fdopen(job["events"], "w", buffering=1)
-        self.folder = Path(job["folder"])
-        self.memory = job["memory"] << 20
+    def __init__(self, job: Job, folder: Path, events: int) -> None:
+        self.events = os.fdopen(events, "w", buffering=1)
+        self.folder = folder
+        self.memory = job.memory << 20
         self.record = SegfaultRecord(self.folder)
         try:
-            operation = job["selection"]["operation"]
+            operation = job.selection.operation
             # A layer has one state, and Triton's interpreter one grid at a time.
             self.is_threaded = not (
-                job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
+                job.command or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
             )
             self.subject: Any
-            if job["command"]:
-                self.subject = OfCommand(job["subject"])
-            elif job["solution"]:
-                self.subject = OfSolution(Path(job["subject"]), operation, job["device"])
+            if job.command:
+                self.subject = OfCommand(job.subject, operation)
+            elif job.solution:
+                self.subject = OfSolution(Path(job.subject), operation, job.device)
             else:
-                self.subject = subject_of(
-                    job["subject"],
-                    dialect=job["dialect"],
-                    op=job["op"],
-                    operation=operation,
-                    tensors=job["tensors"],
-                    device=job["device"],
-                )
+                self.subject = subject_of(job.subject, operation, job)
         except ArgumentError as error:
             self.say(Unusable(error.parts()))
             sys.exit(1)
@@ -358,8 +352,9 @@ def _fault_of(error: Exception, text: str) -> Fault:
     return "refused" if is_unsupported(error) else "error"
 
 
-def _selection_of(fields: dict[str, Any]) -> Selection:
-    return Selection(**{name: _tuples(value) for name, value in fields.items()})
+def _job_of(fields: dict[str, Any]) -> Job:
+    selection = {name: _tuples(value) for name, value in fields["selection"].items()}
+    return Job(**fields | {"selection": Selection(**selection)})
 
 
 def _tuples(value: Any) -> Any:
@@ -374,13 +369,15 @@ def main() -> None:
     orders = os.fdopen(os.dup(0))
     # The subject cannot read the orders.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    job = json.loads(orders.readline())
-    if job["memory"]:
+    order = json.loads(orders.readline())
+    job = _job_of(order["job"])
+    selection = job.selection
+    if job.memory:
         import resource
 
-        limit = job["memory"] << 20
+        limit = job.memory << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    worker, selection = Worker(job), _selection_of(job["selection"])
+    worker = Worker(job, Path(order["folder"]), order["events"])
     known = {recipe.name: recipe for recipe in recipes(selection)}
     for line in orders:
         name = line.rstrip()

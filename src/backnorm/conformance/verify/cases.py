@@ -96,9 +96,10 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
-    operation : {"backward", "forward", "layer"}
+    operation : OperationName
     huge : int
-        A further case of bfloat16 has more elements than this; 0: no such case.
+        A further case of bfloat16 has more elements than this; 0: no such case. Only the backward
+        and the forward pass of batch normalisation have it.
     """
 
     tier: str = "smoke"
@@ -144,11 +145,10 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
-    if selection.operation == "layer" and selection.huge:
-        raise ArgumentValueError("--huge", "must be absent for a layer")
     named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
     known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
-    for recipe in itertools.chain(known, named):
+    huge = [_of_huge(selection.huge)] if selection.huge else []
+    for recipe in itertools.chain(known, huge, named):
         if selection.takes(recipe) and has_case(recipe, selection.operation):
             yield of_operation(recipe, selection.operation)
 
@@ -173,7 +173,7 @@ def has_case(recipe: Recipe, operation: OperationName) -> bool:
     if operation == "layer":
         return has_layer(recipe)
     kind = OPERATIONS[operation].normalization
-    fits = recipe.variant.data_format in kind.layouts and recipe.repeats == 1
+    fits = recipe.variant.data_format in kind.layouts
     is_row = recipe.training and not recipe.purpose.startswith("exact")
     return kind == BATCH_NORM or (fits and is_row)
 
@@ -255,15 +255,16 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
             if selection.operation.startswith(("layer-norm", "rms-norm")):
                 yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
-    if selection.huge:
-        variant = Variant(BFLOAT16, FLOAT32, "NCX")
-        repeats = selection.huge // math.prod(_HUGE) + 1
-        yield _of_layer("beyond-int32", variant, _HUGE, repeats=repeats)
     if full:
         for variant in _variants():
             for name, shape in _NETWORKS.items():
                 yield _of_layer(name, variant, shape)
             yield _of_layer("sums-of-one-sign", variant, (64, 4, 56, 56), make=_of_one_sign)
+
+
+def _of_huge(least: int) -> Recipe:
+    repeats = least // math.prod(_HUGE) + 1
+    return _of_layer("beyond-int32", Variant(BFLOAT16, FLOAT32, "NCX"), _HUGE, repeats=repeats)
 
 
 def _diagnostic(shape: tuple[int, ...], *, rng: np.random.Generator, **options: Any) -> LayerData:

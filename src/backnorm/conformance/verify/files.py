@@ -198,7 +198,7 @@ def judge(cases: Path, results: Path) -> Results:
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
     dialect, op = (None, None) if schema is None else (schema.dialect, schema.op)
     known = {recipe.name: recipe for recipe in recipes(selection) if recipe.name in names}
-    found = Results(Job(str(results), selection, dialect, op, files=True), recipes=known)
+    found = Results(Job(str(results), selection, files=True, dialect=dialect, op=op), recipes=known)
     read = reader(results)
     is_empty = True
     for recipe in known.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from backnorm.conformance._naming import AS_ROUNDED
@@ -16,7 +16,8 @@ from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.conditions import condition
 from backnorm.conformance.verify.draws import described, is_drawn
-from backnorm.conformance.verify.run import Job, Results, group_of, is_diagnostic
+from backnorm.conformance.verify.options import Options
+from backnorm.conformance.verify.run import Results, group_of, is_diagnostic
 from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
 
@@ -397,23 +398,22 @@ def _command(finding: Finding, results: Results, at_least: Rung) -> str:
     dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)
     options: list[tuple[str, object, object]] = [
         ("--operation", selection.operation, "backward"),
-        ("--dialect", job.dialect, None),
-        ("--op", job.op, None),
-        ("--tensors", job.tensors, None),
-        ("--device", job.device, "cpu"),
         *(("--shape", ",".join(map(str, shape)), None) for shape in selection.shapes),
         ("--tier", selection.tier, "smoke"),
         ("--huge", finding.first.startswith("beyond-int32-"), False),
         ("--dtypes", dtype, dtype if dtype in Selection().dtypes else None),
         ("--seed", selection.seed, 0),
         ("--at-least", at_least, "serial"),
-        ("--timeout", f"{job.timeout:g}", f"{Job(job.subject).timeout:g}"),
-        ("--memory", job.memory, 0),
-        ("--any-order", job.any_order, False),
+        *(
+            (f"--{each.name.replace('_', '-')}", getattr(job, each.name), each.default)
+            for each in fields(Options)
+            if each.name not in ("command", "solution", "budget")
+        ),
     ]
     kind = ["--command"] * job.command + ["--solution"] * job.solution
     words = ["backnorm", "verify", *kind, shlex.quote(job.subject)]
     for option, value, usual in options:
         if value != usual:
-            words += [option] if value is True else [option, str(value)]
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            words += [option] if value is True else [option, text]
     return " ".join([*words, "--only", shlex.quote(finding.first), "--show"])

@@ -143,10 +143,7 @@ def operation_of(case: Case) -> Operation:
     """Return the operation of a case."""
     if isinstance(case, LayerCase):
         return OPERATIONS["layer"]
-    if case.data.normalization != BATCH_NORM:
-        suffix = "-forward" if isinstance(case, ForwardCase) else ""
-        return OPERATIONS[cast("OperationName", case.data.normalization.name + suffix)]
-    return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
+    return OPERATIONS[_name_of(case.data.normalization, isinstance(case, ForwardCase))]
 
 
 def _ladder_of_gradients(case: Case) -> Ladder:
@@ -186,38 +183,16 @@ def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
     return (own, FLOAT32) if is_16_bit(own) and name.startswith("running") else (own,)
 
 
-#: The operations by name.
-OPERATIONS: Mapping[str, Operation] = MappingProxyType(
-    {
-        "backward": Operation(
-            "backward",
-            GRADIENTS,
-            "dy",
-            _ladder_of_gradients,
-            _types_of_gradient,
-            _diagnose_backward,
-        ),
-        "forward": Operation(
-            "forward",
-            FORWARD_RESULTS,
-            "x",
-            _ladder_of_forward,
-            _types_of_result,
-            _diagnose_forward,
-            MORE_FORWARD_RESULTS,
-        ),
-        "layer": Operation(
-            "layer",
-            LAYER_RESULTS,
-            "dy",
-            lambda case: layer_ladder(cast("LayerCase", case)),
-            _types_of_layer,
-            lambda case, outputs: diagnose_layer(cast("LayerCase", case), outputs),
-        ),
-    }
-    | {
-        name: Operation(
-            cast("OperationName", name),
+def _name_of(kind: Normalization, is_forward: bool) -> OperationName:
+    usual = "forward" if is_forward else "backward"
+    name = f"{kind.name}-forward" if is_forward else kind.name
+    return cast("OperationName", usual if kind == BATCH_NORM else name)
+
+
+def _operations() -> Iterator[Operation]:
+    for kind in NORMALIZATIONS.values():
+        yield Operation(
+            _name_of(kind, is_forward=False),
             GRADIENTS if kind.is_centred else GRADIENTS[:2],
             "dy",
             _ladder_of_gradients,
@@ -225,24 +200,28 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _diagnose_backward,
             normalization=kind,
         )
-        for name, kind in NORMALIZATIONS.items()
-        if kind != BATCH_NORM
-    }
-    | {
-        f"{name}-forward": Operation(
-            cast("OperationName", f"{name}-forward"),
+        yield Operation(
+            _name_of(kind, is_forward=True),
             FORWARD_RESULTS if kind.is_centred else ("y", "variance"),
             "x",
             _ladder_of_forward,
             _types_of_result,
             _diagnose_forward,
-            ("inverse_deviation",),
-            normalization=kind,
+            MORE_FORWARD_RESULTS if kind == BATCH_NORM else ("inverse_deviation",),
+            kind,
         )
-        for name, kind in NORMALIZATIONS.items()
-        if kind != BATCH_NORM
-    }
-)
+    yield Operation(
+        "layer",
+        LAYER_RESULTS,
+        "dy",
+        lambda case: layer_ladder(cast("LayerCase", case)),
+        _types_of_layer,
+        lambda case, outputs: diagnose_layer(cast("LayerCase", case), outputs),
+    )
+
+
+#: The operations by name.
+OPERATIONS: Mapping[str, Operation] = MappingProxyType({each.name: each for each in _operations()})
 assert set(OPERATIONS) == set(get_args(OperationName))
 
 

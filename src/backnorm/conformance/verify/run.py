@@ -42,6 +42,7 @@ from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
+from backnorm.conformance.verify.options import Options
 from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
@@ -75,58 +76,29 @@ _MOST_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A subject, and the cases on which it is run.
+class Job(Options):
+    """A subject, the cases on which it is run, and the options of the run.
 
     Attributes
     ----------
     subject : str
         As on the command line, see :func:`backnorm.conformance.verify.subjects.subject_of`.
     selection : Selection
-    dialect, op : str or None
-        The dialect and operator whose signature the subject has; None: the canonical signature.
-    tensors : {"torch", "jax"} or None
-        The framework whose tensors the subject gets; None: NumPy's arrays.
-    device : str
-        The device of the tensors.
-    timeout : float
-        The time limit of a case's calls in seconds.
-    memory : int
-        The limit of the worker's data memory in MiB; 0: no limit.
-    command : bool
-        Whether the subject is a command line, see :class:`._command.OfCommand`.
-    solution : bool
-        Whether the subject is a solution in a file, see :class:`._solution.OfSolution`.
-    any_order : bool
-        Whether another call may give other bits, as atomic additions do, if the outputs of both
-        calls are right. The worse output is graded.
     files : bool
         Whether the subject is files of results, which cannot be run again.
     echo : bool
         Whether what the subject prints appears on standard error.
-    budget : float
-        After the cases of the selection, random cases are drawn for this many seconds.
     """
 
     subject: str
     selection: Selection = field(default_factory=Selection)
-    dialect: str | None = None
-    op: str | None = None
-    timeout: float = 30.0
-    memory: int = 0
-    command: bool = False
-    solution: bool = False
-    any_order: bool = False
     files: bool = False
     echo: bool = False
-    tensors: str | None = None
-    device: str = "cpu"
-    budget: float = 0.0
 
     @property
     def schema(self) -> OperatorSchema | RowOperator | None:
         """The rules of the operator whose signature the subject has."""
-        return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
+        return schema_of_subject(self.subject, self.selection.operation, self)
 
     def case(self, recipe: Recipe) -> Case:
         """Draw a case, with the numbers by which the subject is judged."""
@@ -248,9 +220,15 @@ def verify(job: Job, progress: Progress | None = None) -> Results:
     Raises
     ------
     ArgumentError
-        If the subject cannot be imported, there is no such dialect or operator, or no case is
-        selected.
+        If the subject cannot be imported, there is no such dialect or operator, no case is
+        selected, or a huge one for a subject that does not take it.
     """
+    chosen = job.selection
+    if chosen.huge and (job.command or chosen.operation not in ("backward", "forward")):
+        raise ArgumentValueError(
+            "--huge", "must be used with a function of the operation backward or forward",
+            came="a command" if job.command else chosen.operation,
+        )  # fmt: skip
     results = Results(job, recipes={recipe.name: recipe for recipe in recipes(job.selection)})
     if not results.recipes and not job.budget:
         raise ArgumentValueError(
@@ -396,7 +374,7 @@ def _outcomes_of_worker(
         If the clock `time.monotonic` shows `deadline` before a case has ended.
     """
     reader, writer = os.pipe()
-    order = asdict(job) | {"folder": str(folder), "events": writer}
+    order = {"job": asdict(job), "folder": str(folder), "events": writer}
     with (folder / "stderr").open("wb") as errors:
         worker = subprocess.Popen(
             [sys.executable, "-m", "backnorm.conformance.verify._worker"],

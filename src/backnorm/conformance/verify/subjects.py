@@ -42,6 +42,7 @@ from backnorm.conformance.verify.operations import (
     RefusedError,
     operation_of,
 )
+from backnorm.conformance.verify.options import Options
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
 from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.tensors import as_array, on_tensors, tensors_of
@@ -49,7 +50,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "Subject", "function_of", "layer_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "subject_from", "subject_of"]
 
 Outputs = dict[str, np.ndarray | None]
 
@@ -59,6 +60,7 @@ _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
 # Maps an option to its usual value. If a function has no parameter for an option, it is run only on
 # the cases in which the option has its usual value.
 _USUAL = {"epsilon": 1e-5, "data_format": "NCX", "training": True}
+_USUAL_OPTIONS = Options()
 # Prefixes of the paths of source files that are not the user's. "<" matches names such as "<frozen
 # importlib>".
 _PACKAGES = (
@@ -284,13 +286,7 @@ class OfLibrary:
 
 
 def subject_of(
-    name: str,
-    *,
-    dialect: str | None = None,
-    op: str | None = None,
-    operation: OperationName = "backward",
-    tensors: str | None = None,
-    device: str = "cpu",
+    name: str, operation: OperationName = "backward", options: Options = _USUAL_OPTIONS
 ) -> Any:
     """Return the subject that a name on the command line refers to.
 
@@ -299,13 +295,9 @@ def subject_of(
     name : str
         ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name in the table of
         peers.
-    dialect, op : str, optional
-        The dialect and operator whose signature the function has.
     operation : OperationName
-    tensors : {"torch", "jax"}, optional
-        The framework whose tensors a function gets; None: NumPy's arrays.
-    device : str
-        The device of the tensors, by the framework's name.
+    options : Options
+        Those that say which arguments, and which tensors, the function gets.
 
     Raises
     ------
@@ -322,18 +314,20 @@ def subject_of(
             came=repr(name),
             accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(peers),
         )
-    if dialect is not None and (is_library or not colon):
+    if options.dialect is not None and (is_library or not colon):
         raise ArgumentValueError(
             "--dialect",
             f"must be absent with {name}, which has the canonical arguments",
-            came=dialect,
-            hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
+            came=options.dialect,
+            hint=f"judge the dialect's operator: backnorm.dialects.{options.dialect}:OPERATOR",
         )
-    if tensors is not None and (is_library or not colon):
+    if options.tensors is not None and (is_library or not colon):
         raise ArgumentValueError(
-            "--tensors", f"must be absent with {name}, which takes arrays of the CPU", came=tensors
+            "--tensors",
+            f"must be absent with {name}, which takes arrays of the CPU",
+            came=options.tensors,
         )
-    schema = schema_of_subject(name, dialect, op, operation)
+    schema = schema_of_subject(name, operation, options)
     if not colon:
         return _peer(name, peers[name], schema)
     if is_library:
@@ -341,19 +335,16 @@ def subject_of(
             problem = "must be backward or forward for a function in C"
             raise ArgumentValueError("--operation", problem, came=operation)
         return OfLibrary(str(Path(place).resolve()), attribute, operation)
-    found = function_of(name, "SUBJECT")
-    layer = layer_of(found, operation, tensors, device)
-    if layer is not None:
-        return layer
-    if tensors is not None:
-        found = on_tensors(found, tensors_of(tensors, device))
-    return Function(found) if schema is None else of_operator(found, schema)
+    return subject_from(function_of(name, "SUBJECT"), operation, schema, options)
 
 
-def layer_of(
-    found: Any, operation: OperationName, tensors: str | None = None, device: str = "cpu"
-) -> OfModule | None:
-    """Return the subject that a layer is; None for a function.
+def subject_from(
+    found: Any,
+    operation: OperationName,
+    schema: OperatorSchema | RowOperator | None,
+    options: Options,
+) -> Subject:
+    """Return the subject that a function or a layer is.
 
     Raises
     ------
@@ -367,14 +358,16 @@ def layer_of(
             "--operation", f"does not fit {getattr(found, '__name__', type(found).__name__)}",
             came=operation, accepted=accepted,
         )  # fmt: skip
-    if known is None:
-        return None
-    kind, framework = known
-    if tensors not in (None, framework):
-        raise ArgumentValueError(
-            "--tensors", "must be those of the layer", came=tensors, accepted=framework
-        )
-    return OfModule(found, kind, tensors_of(framework, device))
+    if known is not None:
+        kind, framework = known
+        if options.tensors not in (None, framework):
+            raise ArgumentValueError(
+                "--tensors", "must be those of the layer", came=options.tensors, accepted=framework
+            )
+        return OfModule(found, kind, tensors_of(framework, options.device))
+    if options.tensors is not None:
+        found = on_tensors(found, tensors_of(options.tensors, options.device))
+    return Function(found) if schema is None else of_operator(found, schema)
 
 
 def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
@@ -390,12 +383,13 @@ def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -
 
 
 def schema_of_subject(
-    name: str, dialect: str | None, op: str | None, operation: OperationName
+    name: str, operation: OperationName, options: Options
 ) -> OperatorSchema | RowOperator | None:
     """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
+    dialect = options.dialect
     if dialect is None and name in PEERS and operation in PEERS[name]:
         dialect = PEERS[name][operation].dialect
-    return None if dialect is None else rules_of(dialect, op, operation)
+    return None if dialect is None else rules_of(dialect, options.op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
