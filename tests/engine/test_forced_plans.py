@@ -199,8 +199,6 @@ def choices(plan, operation):
         found["depth"] = [1, 2, 4, 8]
         found["share"] = [1, 5, max(1, geometry.rows)]
         found["abreast"] = [1, 4]
-        # Whole lines of all types.
-        found["by_tile"] = [False, True] if geometry.width % 32 == 0 else [False]
     return found
 
 

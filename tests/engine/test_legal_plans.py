@@ -53,11 +53,10 @@ def test_is_legal_requires_items_to_begin_at_whole_mask_bytes(data, operation):
     problem, extents = planned(data, operation)
     chosen = dataclasses.replace(plan(problem, extents, _MACHINE), grouped=False)
     columns = isinstance(chosen.geometry, Columns)
-    whole = {"by_tile": False} if columns else {}
     elements, run = (chosen.geometry.rows, chosen.geometry.width) if columns else (problem.size, 1)
     for share in (*range(1, 25), elements - 1, elements, elements + 1):
         if share > 0:
-            geometry = dataclasses.replace(chosen.geometry, share=share, **whole)
+            geometry = dataclasses.replace(chosen.geometry, share=share)
             begins = np.arange(0, elements, share) * run
             legal = is_legal(dataclasses.replace(chosen, geometry=geometry))
             assert legal == (begins % 8 == 0).all(), geometry

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backnorm.activations import RELU
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -73,7 +72,7 @@ def test_geometry_that_decides_bits_does_not_depend_on_the_machine(
     free = (
         {"group", "batch", "share"}
         if isinstance(one, Segments)
-        else {"tile", "depth", "share", "abreast", "by_tile"}
+        else {"tile", "depth", "share", "abreast"}
     )
     fixed = {field.name for field in dataclasses.fields(one)} - free
     assert [getattr(one, name) for name in fixed] == [getattr(two, name) for name in fixed]
@@ -141,25 +140,6 @@ def test_geometry_share_for_one_thread_fits_core_cache(extents):
     width = geometry.width if isinstance(geometry, Columns) else 1
     # Items are taken from the last one on, of x and dy each.
     assert 2 * 4 * geometry.share * width <= machine.cache_per_core
-
-
-def test_geometry_is_by_tile_only_for_cached_single_blocks_of_whole_lines():
-    large = dataclasses.replace(_MACHINE, cache_per_core=2 << 20)
-
-    def by_tile(rows, columns, machine=large, **changes):
-        return _plan(rows, columns, 1, machine, **changes).geometry.by_tile
-
-    assert _plan(200, 2048, 1, large).geometry.blocks == 1
-    assert by_tile(200, 2048)
-    assert not by_tile(200, 2048, dataclasses.replace(large, threads=1))
-    # Several blocks are rows; others are no whole lines, or streamed.
-    assert not by_tile(2000, 2048)
-    assert not by_tile(200, 2047)
-    assert not by_tile(200, 2048, dataclasses.replace(large, cache_shared=1 << 20))
-    # It must find it in its own cache; and lines of a mask are those of several tiles.
-    assert not by_tile(200, 2048, _MACHINE)
-    assert by_tile(200, 2048, operation="forward")
-    assert not by_tile(200, 2048, operation="forward", activation=RELU)
 
 
 def test_plan_streams_only_outputs_larger_than_cache():

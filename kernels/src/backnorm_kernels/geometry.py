@@ -48,8 +48,6 @@ class Columns:
         Columns of an item of the reduction, and rows that it sums side by side.
     share, abreast : int
         Rows of an item of the apply pass, and rows that it writes side by side.
-    by_tile : bool
-        Whether an item of the apply pass has `tile` columns instead of all.
     """
 
     rows: int
@@ -62,7 +60,6 @@ class Columns:
     depth: int
     share: int
     abreast: int
-    by_tile: bool = False
 
 
 def round_up(value: int, multiple: int) -> int:

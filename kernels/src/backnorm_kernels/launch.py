@@ -51,8 +51,7 @@ class Launch(interfaces.Launch):
         else:
             tiles = -(-geometry.width // geometry.tile)
             self._summed = geometry.blocks * tiles
-            parts = max(1, -(-geometry.rows // geometry.share))
-            self._written = parts * (tiles if geometry.by_tile else 1)
+            self._written = max(1, -(-geometry.rows // geometry.share))
             spread = geometry.width != channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, in_float32=in_float32)
             kept, pitch = geometry.blocks, table_pitch(geometry.width)

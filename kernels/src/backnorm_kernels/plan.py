@@ -129,7 +129,6 @@ def _described(geometry: Segments | Columns) -> str:
         f"columns: {geometry.rows} rows of {geometry.width} columns"
         f"{f' + {geometry.rest} elements' if geometry.rest else ''}, "
         f"{geometry.blocks} blocks of {geometry.block} rows, tiles of {geometry.tile}"
-        f"{', written by tiles' if geometry.by_tile else ''}"
     )
 
 
@@ -225,13 +224,8 @@ def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
     If a kernel writes a mask, each item and each group must end where a byte of the mask ends.
-    If a plan writes its output tile by tile (`by_tile`), its stores must be ordinary stores, not
-    streaming stores. In this case, a row and a tile must also consist of whole cache lines
-    for every element type, so both have a multiple of 32 elements.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
-    if isinstance(geometry, Columns) and geometry.by_tile:
-        return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
     if not problem.writes_mask:
         return True
     if isinstance(geometry, Columns):
@@ -333,29 +327,14 @@ def _columns(task: _Task) -> Columns:
     # more.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, round_up(-(-width // tiles), 16))
-    by_tile = blocks == 1 and _writes_by_tile(width, tile, task)
-    height = max(1, task.share // max(1, tile if by_tile else width))
+    height = max(1, task.share // max(1, width))
     if width % 8:
         # A byte of a ReLU's mask has the bits of eight elements, and two items must not write to
         # the same byte. So an item writes a multiple of eight rows.
         height = round_up(height, 8)
     depth = _depth(width, task)
-    abreast = 8 if by_tile else _abreast(width, task)
-    cut = (rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
-    return Columns(*cut, by_tile=by_tile)
-
-
-def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
-    """Whether the thread that has summed a tile also writes the output of this tile at once. The x
-    and dy of the tile are then still in the core's own large cache.
-
-    If the output has a mask, the result is False: the mask bits of neighbouring tiles are in one
-    cache line, to which two threads would then write at the same time.
-    """
-    problem = task.problem
-    sums = not problem.operation.startswith(("inference", "apply"))
-    kept = task.has_large_cache and task.threads > 1 and not task.streaming
-    return sums and kept and not problem.writes_mask and width % 32 == tile % 32 == 0
+    abreast = _abreast(width, task)
+    return Columns(rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
 
 
 def _depth(width: int, task: _Task) -> int:
@@ -380,8 +359,7 @@ def _depth(width: int, task: _Task) -> int:
 
 def _abreast(width: int, task: _Task) -> int:
     """Return how many rows are written side by side. Side by side means: first the first cache
-    lines of all these rows are written, then their second lines, and so on. The number that this
-    function returns is not used if the output is written by tile (`by_tile`).
+    lines of all these rows are written, then their second lines, and so on.
 
     If rows are written side by side, a coefficient is loaded once for all of them, which saves
     loads. But each row adds a stream of loads and a stream of stores, which can cost more time than

@@ -219,30 +219,16 @@ def _prepare(head, table, output):
 
 @outlined
 def _write_item(head, output, item):
-    """Write an item: see `_write_case`."""
-    in_each_case(_write_case, output, (head, item))
+    """Write an item: see `_write_share`."""
+    in_each_case(_write_share, output, (head, item))
 
 
 @inlined
-def _write_case(output, task):
-    """Write `share` rows, in one tile of columns if the output is divided into tiles, else in all
-    columns.
-    """
-    head, item = task
-    share = head.share
-    parts = max(1, (head.rows + share - 1) // max(1, share))
-    if head.items - head.summed > parts:
-        tile, part = divmod(item, parts)
-        _write_tile(head, output, part, tile * head.tile)
-    else:
-        _write_share(head, output, item)
-
-
-@inlined
-def _write_share(head, output, item):
+def _write_share(output, task):
     """Write the rows of one item; the item with the last rows also writes the elements after the
     last full row.
     """
+    head, item = task
     rows, width, share, abreast = head.rows, head.width, head.share, head.abreast
     row = item * share
     end = min(rows, row + share)
@@ -256,20 +242,6 @@ def _write_share(head, output, item):
             row += abreast
     stop = end * width + head.rest if end == rows else end * width
     _write(output, row * width, stop)
-
-
-@inlined
-def _write_tile(head, output, part, first):
-    """Write the rows of one part, in one tile of columns, by ordinary stores of whole cache lines
-    (not by streaming stores).
-    """
-    width, share, abreast = head.width, head.share, head.abreast
-    row, columns = part * share, (first, min(width, first + head.tile))
-    end = min(head.rows, row + share)
-    while row < end:
-        count = min(abreast, end - row)
-        _write_lines(output, row * width, count, columns, boolean(False))
-        row += count
 
 
 @inlined
