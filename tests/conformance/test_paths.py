@@ -63,6 +63,10 @@ def _epsilon_of_half(self, variance, epsilon, elements):
     return 1 / np.sqrt(variance + np.longdouble(min(epsilon, 0.5)))
 
 
+def _epsilon_of_1e_5(self, variance, epsilon, elements):
+    return 1 / np.sqrt(variance + np.longdouble(1e-5))
+
+
 def _over_gamma(self, s, sum_dy_xmu, g):
     return g * s * sum_dy_xmu / g
 
@@ -139,9 +143,9 @@ PATHS = {
 }  # fmt: skip
 
 
-def _found(kernel, dtype="float32"):
-    """Return the findings of a kernel in the default tier."""
-    job = Job("kernel", Selection(dtypes=(dtype,)))
+def _found(kernel, *dtypes):
+    """Return the findings of a kernel in the default tier, by default in float32."""
+    job = Job("kernel", Selection(dtypes=dtypes or ("float32",)))
     results = Results(job, recipes={recipe.name: recipe for recipe in recipes(job.selection)})
     for recipe in results.recipes.values():
         case = recipe.case()
@@ -177,6 +181,13 @@ def test_wrong_path_has_one_finding_that_says_where(name):
     found = _found(kernel, "bfloat16" if "16 bits" in name else "float32")
     assert len(found) == 1 or "1e6" in name, [each.says for each in found]
     assert re.search(says, found[0].says), found[0].says
+
+
+def test_joined_findings_of_two_conditions_name_the_mistake_alone():
+    kernel = _Path(lambda sizes, gamma, **call: gamma is None, inverse_deviation=_epsilon_of_1e_5)
+    for each in _found(kernel, "float32", "bfloat16"):
+        told = re.search(r"in (\d+) cases? where", each.says)
+        assert told is None or int(told[1]) == len(each.cases), each.says
 
 
 def _facts(**facts):

@@ -302,14 +302,22 @@ def _of_group(
 
 
 def _joined(results: Results, found: Iterable[Finding]) -> list[Finding]:
-    """Join the findings that name the same mistake in a formula."""
-    known = {"-".join(each.names) for each in results.diagnoses.values() if each.kind == "formula"}
+    """Join the findings that name the same mistake in a formula.
+
+    Each of two findings may say that its cases meet a condition "and no other". Together they name
+    the mistake alone.
+    """
+    known = results.diagnoses.values()
+    says = {"-".join(each.names): each.says for each in known if each.kind == "formula"}
     joined: dict[object, Finding] = {}
     for each in found:
-        key: object = each.id if each.id in known else len(joined)
+        key: object = each.id if each.id in says else len(joined)
         first = joined.setdefault(key, each)
-        outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
-        joined[key] = replace(first, cases=first.cases | each.cases, outputs=outputs)
+        if first is not each:
+            words = first.says if first.is_diagnosis else says[each.id]
+            outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
+            cases = first.cases | each.cases
+            joined[key] = replace(first, says=words, cases=cases, outputs=outputs)
     return list(joined.values())
 
 
