@@ -227,8 +227,8 @@ class Worker:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)
         try:
-            # A thread that arrives last at the barrier goes on first. Of two calls that write to
-            # the same memory, the one that writes first has wrong outputs.
+            # The thread that arrives last at the barrier goes on first. If two calls write to the
+            # same memory, the outputs of the call that writes first are wrong.
             for order in (calls, calls[::-1]):
                 with ThreadPoolExecutor(len(calls)) as pool:
                     for future in [pool.submit(call, *each) for each in order]:
