@@ -56,19 +56,18 @@ EXPORTING = (
     import dataclasses
     import backnorm.jax
     from backnorm import engines
-    from backnorm.jax import ffi
     from backnorm.machine import detect
 
-    threads, planned, original = int(sys.argv[2]), [], ffi.executable
+    threads, launched, original = int(sys.argv[2]), [], engines.planned
     # As if this machine had as many processors.
     engines._machine = lambda _: dataclasses.replace(detect(), threads=threads)
 
-    def executable(problem):
-        found = original(problem)
-        planned.append(found.stage.participants)
-        return found
+    def planned(problem, extents, place):
+        plan, launch = original(problem, extents, place)
+        launched.append(launch.stage(problem.operation).participants)
+        return plan, launch
 
-    ffi.executable = executable
+    engines.planned = planned
 
     def step(axis):
         how = {{"epsilon": {EPSILON}, "axis": axis}}
@@ -90,7 +89,7 @@ EXPORTING = (
         exported = export.export(compiled, disabled_checks=allowed)(*given)
         (folder / f"{{name}}{{axis}}.exported").write_bytes(exported.serialize())
         write(f"{{name}}{{axis}}", compiled(*given))
-    assert set(planned) == {{threads}}, planned
+    assert set(launched) == {{threads}}, launched
 """
 )
 
