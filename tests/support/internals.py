@@ -204,14 +204,14 @@ def without_sources(monkeypatch):
 
 def strides_of_compiled_gradients(monkeypatch):
     """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
-    from backnorm.torch import lowering
+    from backnorm.torch import engines
 
-    strides, original = [], lowering.compute
+    strides, original = [], engines.run
 
-    def recorded(operation, operands, *others, **numbers):
+    def recorded(operation, operands, *others):
         if operation == "backward_coefficients":
             strides.append(tuple(each.stride() for each in operands[:2]))
-        return original(operation, operands, *others, **numbers)
+        return original(operation, operands, *others)
 
-    monkeypatch.setattr(lowering, "compute", recorded)
+    monkeypatch.setattr(engines, "run", recorded)
     return strides
