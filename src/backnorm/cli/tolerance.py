@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from backnorm.cli.program import shape_of
+from backnorm.cli.program import shape_of, takes_records
 from backnorm.cli.text import LiteralConsole
+from backnorm.conformance.verify.options import option
 from backnorm.errors import ArgumentError, ArgumentValueError, visible
 
 # Defaults. The options are None by default, so that a given option is recognised.
 _DTYPE, _ELEMENTS, _SHAPE = "float32", 50176, "16,8,14,14"
 
 
+@dataclass(frozen=True, slots=True)
+class AuditedTest:
+    """A test of kernels, and its data."""
+
+    audit: str | None = option(
+        None,
+        "List the wrong kernels that pass a test with this tolerance: rtol=1e-2,atol=1e-2 (atol/M= "
+        "grows with M, share=0.99 of the elements suffice), or a number after pcc=, cosine=, rms=, "
+        "l2= or ulp=.",
+        metavar="TOLERANCE",
+    )
+    policy: str | None = option(
+        None, "Like --audit, for the test of a project, e.g. pytorch.", metavar="NAME"
+    )
+    compare: str | None = option(
+        None,
+        "Like --audit, with a function of an array and the expected array: file.py:function or "
+        "module:function.",
+        metavar="FUNCTION",
+    )
+    data: str | None = option(
+        None,
+        "The data of the test: randn, scaled, fresh, rand, traced, layer, uniform, small, sparse, "
+        "or FILE.npz with x and dy.",
+        metavar="DATA",
+    )
+    shape: str | None = option(None, "The shape of x, channels second.", show_default=_SHAPE)
+    loss: Literal["none", "sum", "mean", "square", "cube"] | None = option(
+        None, "The loss whose gradient is dy; none: dy is part of DATA."
+    )
+
+
+@takes_records
 def tolerance(
     dtype: Annotated[
         str | None, typer.Option(help="The element type of x.", show_default=_DTYPE)
@@ -26,75 +60,40 @@ def tolerance(
         int | None,
         typer.Option(min=1, help="Elements per channel, M.", show_default=str(_ELEMENTS)),
     ] = None,
-    audit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOLERANCE",
-            help="List the wrong kernels that pass a test with this tolerance: "
-            "rtol=1e-2,atol=1e-2 (atol/M= grows with M, share=0.99 of the elements suffice), or a "
-            "number after pcc=, cosine=, rms=, l2= or ulp=.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Like --audit, for the test of a project, e.g. pytorch."),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="Like --audit, with a function of an array and the expected array: "
-            "file.py:function or module:function.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            help="The data of the test: randn, scaled, fresh, rand, traced, layer, uniform, "
-            "small, sparse, or FILE.npz with x and dy.",
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(help="The shape of x, channels second.", show_default=_SHAPE),
-    ] = None,
-    loss: Annotated[
-        Literal["none", "sum", "mean", "square", "cube"] | None,
-        typer.Option(help="The loss whose gradient is dy; none: dy is part of DATA."),
-    ] = None,
+    *,
+    test: AuditedTest,
 ) -> None:
     """Print the error bounds of right kernels, or the wrong kernels that a tolerance accepts."""
     from backnorm.conformance.audit import audit as audit_of
     from backnorm.conformance.audit import bounds, lines, policies
     from backnorm.conformance.audit import data as audit_data
 
-    tests = {"--audit": audit, "--policy": policy, "--compare": compare}
-    named = [option for option, value in tests.items() if value is not None]
+    tests = {"--audit": test.audit, "--policy": test.policy, "--compare": test.compare}
+    named = [name for name, value in tests.items() if value is not None]
     if len(named) > 1:
         raise ArgumentValueError(
             named[1], "must be the only test", came=" and ".join(named), accepted="one of them"
         )
     if not named:
-        unused = {"--data": data, "--shape": shape, "--loss": loss}
+        unused = {"--data": test.data, "--shape": test.shape, "--loss": test.loss}
         _check_absent("without --audit, --policy or --compare", **unused)
         own = _element_type(_DTYPE if dtype is None else dtype)
         LiteralConsole().print(bounds(own, elements or _ELEMENTS))
         return
     _check_absent(f"with {named[0]}", **{"--elements": elements})
-    if policy is not None:
-        chosen, label = policies.policy_of(policy), f"{policy}: "
-    elif compare is not None:
-        chosen, label = policies.of_function(compare, _comparison(compare)), ""
+    if test.policy is not None:
+        chosen, label = policies.policy_of(test.policy), f"{test.policy}: "
+    elif test.compare is not None:
+        chosen, label = policies.of_function(test.compare, _comparison(test.compare)), ""
     else:
-        assert audit is not None
-        chosen, label = policies.of_text(audit), ""
+        assert test.audit is not None
+        chosen, label = policies.of_text(test.audit), ""
     is_layer = chosen.operation == "layer"
     if is_layer:
-        _check_absent("with the test of a layer", **{"--loss": loss})
-    chosen = replace(chosen, data=data or chosen.data, loss=loss or chosen.loss)
+        _check_absent("with the test of a layer", **{"--loss": test.loss})
+    chosen = replace(chosen, data=test.data or chosen.data, loss=test.loss or chosen.loss)
     if chosen.data.endswith(".npz") and not is_layer:
-        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
+        unused = {"--dtype": dtype, "--shape": test.shape, "--loss": test.loss}
         _check_absent("with a file of x and dy", **unused)
         runs = [audit_data.read(Path(chosen.data), chosen.epsilon)]
         dtype = str(runs[0].data.x.dtype)
@@ -102,8 +101,10 @@ def tolerance(
         has_every_mistake = False
     else:
         dtype = _DTYPE if dtype is None else dtype
-        if shape is not None or not chosen.shapes:
-            chosen = replace(chosen, shapes=[shape_of(_SHAPE if shape is None else shape)])
+        if test.shape is not None or not chosen.shapes:
+            chosen = replace(
+                chosen, shapes=[shape_of(_SHAPE if test.shape is None else test.shape)]
+            )
         runs = list(chosen.runs(_element_type(dtype)))
         sizes = " and ".join(",".join(map(str, each)) for each in chosen.shapes)
         about = chosen.data if is_layer else f"{chosen.data}, loss {chosen.loss}"
@@ -124,10 +125,10 @@ def _check_absent(condition: str, **options: object) -> None:
     """Raise an error if one of `options` was given. `condition` says when they have no effect, as
     in "without --audit".
     """
-    for option, value in options.items():
+    for name, value in options.items():
         if value is not None:
             raise ArgumentValueError(
-                option, f"has no effect {condition}", came=str(value), hint="leave it out"
+                name, f"has no effect {condition}", came=str(value), hint="leave it out"
             )
 
 
