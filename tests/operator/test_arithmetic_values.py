@@ -92,22 +92,25 @@ def _in_every_layout(data, arithmetic):
 
 
 @NARROW
-def test_backward_of_16_bit_x_has_layout_independent_bits_only_in_float64(dtype, rng):
-    data = _of_16_bits(dtype, rng)
+def test_backward_of_16_bit_x_has_layout_independent_bits_only_in_float64(dtype, rng, engine):
+    data = realistic_data((16, 64, 23, 11), dtype, rng=rng, ratio=3.0)
     first, *others = _in_every_layout(data, "float64")
     for other in others:
         for one, another in zip(first, other, strict=True):
             assert one.tobytes() == another.tobytes()
-    # Which short runs are float32 follows from the layout, and shows in sums of float32.
+    # Which short runs are float32 follows from the layout, and shows in sums of float32. The engine
+    # of NumPy computes in float64.
     first, *others = _in_every_layout(data, "float32")
-    assert any(first.dgamma.tobytes() != other.dgamma.tobytes() for other in others)
+    differ = any(first.dgamma.tobytes() != other.dgamma.tobytes() for other in others)
+    assert differ == (engine == "kernels")
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
-def test_backward_in_float32_and_float64_arithmetic_returns_different_bits(dtype, rng):
+def test_backward_in_two_arithmetics_returns_different_bits_only_with_kernels(dtype, rng, engine):
     data = realistic_data((8, 40, 12, 12), dtype, rng=rng)
     one, other = (
         backnorm.batch_norm_backward(*data.backward_inputs, **data.options, arithmetic=name)
         for name in ARITHMETICS
     )
-    assert any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
+    differ = any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
+    assert differ == (engine == "kernels")
