@@ -185,9 +185,12 @@ def test_wrong_path_has_one_finding_that_says_where(name):
 
 def test_joined_findings_of_two_conditions_name_the_mistake_alone():
     kernel = _Path(lambda sizes, gamma, **call: gamma is None, inverse_deviation=_epsilon_of_1e_5)
-    for each in _found(kernel, "float32", "bfloat16"):
+    found = _found(kernel, "float32", "bfloat16")
+    for each in found:
         told = re.search(r"in (\d+) cases? where", each.says)
         assert told is None or int(told[1]) == len(each.cases), each.says
+    # In bfloat16, some cases cannot tell the mistake "epsilon-left-out" from another one.
+    assert [each.id for each in found] == ["epsilon-left-out", "epsilon-other"]
 
 
 def _facts(**facts):

@@ -302,23 +302,36 @@ def _of_group(
 
 
 def _joined(results: Results, found: Iterable[Finding]) -> list[Finding]:
-    """Join the findings that name the same mistake in a formula.
+    """Join the findings that name the same mistake in a formula. One of them may also name others
+    from which it cannot tell the mistake.
 
     Each of two findings may say that its cases meet a condition "and no other". Together they name
     the mistake alone.
     """
     known = results.diagnoses.values()
     says = {"-".join(each.names): each.says for each in known if each.kind == "formula"}
-    joined: dict[object, Finding] = {}
+    joined: list[Finding] = []
     for each in found:
-        key: object = each.id if each.id in says else len(joined)
-        first = joined.setdefault(key, each)
-        if first is not each:
-            words = first.says if first.is_diagnosis else says[each.id]
-            outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
-            cases = first.cases | each.cases
-            joined[key] = replace(first, says=words, cases=cases, outputs=outputs)
-    return list(joined.values())
+        alike = (k for k, other in enumerate(joined) if {each.id, other.id} <= says.keys())
+        k = next((k for k in alike if _are_nested(each.id, joined[k].id)), len(joined))
+        if k == len(joined):
+            joined.append(each)
+            continue
+        first = joined[k]
+        clear = min(first, each, key=lambda finding: len(_alternatives(finding.id)))
+        words = clear.says if clear.is_diagnosis else says[clear.id]
+        outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
+        joined[k] = replace(clear, says=words, cases=first.cases | each.cases, outputs=outputs)
+    return joined
+
+
+def _are_nested(one: str, other: str) -> bool:
+    """Whether all mistakes that one of two ids names are among those that the other names."""
+    return _alternatives(one) <= _alternatives(other) or _alternatives(other) <= _alternatives(one)
+
+
+def _alternatives(mistake: str) -> set[str]:
+    return set(mistake.split("-or-"))
 
 
 def _size(verdict: Verdict, where: str = "") -> tuple[str, dict[str, Any]]:
