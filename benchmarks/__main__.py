@@ -85,9 +85,10 @@ def models(
     precision: Annotated[str, Option(help="float32, bfloat16 (autocast), or all.")] = "float32",
     batch: Annotated[str, Option(help="small, large, or all.")] = "all",
     variant: Annotated[str, Option(help="backnorm, torch-compiled, ..., or all.")] = "all",
-    allocator: Annotated[str, Option(help="keeping, default, or all.")] = "keeping",
+    allocator: Annotated[str, Option(help="keeping, default, huge, or all.")] = "keeping",
     rounds: Rounds = 9,
     threads: Threads = None,
+    host: Annotated[str, Option(help="Words that pages add to the processor's name.")] = "",
     out: Out = None,
 ) -> None:
     """Time training steps of models in turns, with our layers and with the framework's own.
@@ -106,7 +107,8 @@ def models(
     number = threads or backnorm.get_num_threads()
     run = ModelsRun(variants, number, rounds or 1)
     rows, complete = _measured(run.measure, list(every))
-    where = environment("models", number, run.versions, settings={"rounds": rounds})
+    settings = {"rounds": rounds}
+    where = environment("models", number, run.versions, settings=settings, host=host)
     shown = report.models_table, report.models_lines, report.models_plot
     _finish(where, rows, shown, out, _INTERRUPTED * (not complete))
 

@@ -83,7 +83,12 @@ _LAYOUTS = {
     "channels_last": "both channels_last",
 }
 _BATCHES = {"small": "8 x 160", "large": "16 x 224"}
-_ALLOCATORS = {"default": "default allocator", "keeping": "allocator that keeps memory"}
+# The fastest allocator first: the one that a user who wants speed compares with.
+_ALLOCATORS = {
+    "huge": "keeps memory in huge pages",
+    "keeping": "keeps memory",
+    "default": "default",
+}
 
 _GRADIENT = (
     "The gradient alone (`batch_norm_backward` in float32), compared with the fastest of PyTorch, "
@@ -184,6 +189,7 @@ def _cases(results: Iterable[Result]) -> pd.DataFrame:
         step=pd.Categorical(found.variant.map(_STEPS), tuple(_STEPS.values()), ordered=True),
         batch=found.batch.map(_BATCHES),
         layout=pd.Categorical(found.layout, tuple(_LAYOUTS), ordered=True),
+        allocator=pd.Categorical(found.allocator, (*_ALLOCATORS, DASH), ordered=True),
     )
 
 
@@ -194,21 +200,22 @@ def _machine(where: dict[str, Any]) -> str:
     with the same instructions. Its names of AMD's and of these Intel processors are true.
     """
     kind = str(where.get("microarchitecture"))
+    name = " ".join(where["cpu"].replace("(R)", "").removesuffix("Processor").split())
     if kind.startswith("znver"):
-        return kind.replace("znver", "AMD Zen ")
-    if kind.endswith("rapids"):
-        return f"{kind.removesuffix('rapids').title()} Rapids"
-    return " ".join(where["cpu"].replace("(R)", "").removesuffix("Processor").split())
+        name = kind.replace("znver", "AMD Zen ")
+    elif kind.endswith("rapids"):
+        name = f"{kind.removesuffix('rapids').title()} Rapids"
+    return f"{name}, {where['host']}" if where.get("host") else name
 
 
 def _where(result: Result) -> str:
     """Return the processor, the threads, the date and the versions of a run."""
     where = result.environment
-    kind = where.get("microarchitecture")
+    kind, host = where.get("microarchitecture"), where.get("host")
     ours = "(this version)" if _is_current(result) else "(an earlier version)"
     versions = where["versions"] | {"backnorm": ours}
     return (
-        f"{where['cpu']}{f' ({kind})' if kind else ''}, "
+        f"{where['cpu']}{f' ({kind})' if kind else ''}{f', {host}' if host else ''}, "
         f"{where['threads']} thread{'s' * (where['threads'] != 1)}, {where['date'][:10]}; "
         f"{', '.join(f'{name} {text}' for name, text in versions.items())}"
     )
@@ -245,16 +252,13 @@ def _numbers(measured: _Measured) -> str:
     steps = gradient = pd.DataFrame()
     if len(cases):
         cases = cases[(cases.batch == _BATCHES["small"]) & (cases.precision == "float32")]
-        condition = ["processor", "threads", "allocator"]
-        steps = cases.groupby(["step", "layout", *condition]).ratio.agg(_with_slower)
-        steps = steps.unstack(condition).reindex(
-            pd.MultiIndex.from_product([_STEPS.values(), _LAYOUTS])
+        cases = cases.assign(
+            machine=cases.processor + ", " + cases.threads + " threads",
+            allocator=cases.allocator.cat.rename_categories(_ALLOCATORS),
         )
-        steps = steps.sort_index(axis=1).fillna(NONE)
-        steps.columns = [f"{cpu}, {n} threads, {_ALLOCATORS[each]}" for cpu, n, each in steps]
-        steps.insert(
-            0, "training step", [f"{step}, {_LAYOUTS[each]}" for step, each in steps.index]
-        )
+        steps = cases.groupby(["step", "allocator", "machine", "layout"]).ratio.agg(_with_slower)
+        steps = steps.unstack("layout").reindex(columns=[*_LAYOUTS]).fillna(NONE)
+        steps = steps.rename(columns=_LAYOUTS).reset_index()
     if _is_current(shown.result):
         kinds = _kinds(shown)
         where = f"{_machine(shown.environment)}, {shown.environment['threads']} threads"
@@ -285,7 +289,9 @@ def _choices(measured: _Measured) -> str:
     found = {
         "channels_last over contiguous": (last / first).stack(),
         "keeping over default allocator": (steps["keeping"] / steps["default"]).stack(),
-        "both": last["keeping"] / first["default"],
+        "huge pages over keeping": (steps["huge"] / steps["keeping"]).stack(),
+        "channels_last and keeping": last["keeping"] / first["default"],
+        "all three": last["huge"] / first["default"],
     }
     texts = {name: ratio.groupby(machine).agg(_range) for name, ratio in found.items()}
     return markdown(pd.DataFrame(texts).reset_index())

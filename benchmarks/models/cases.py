@@ -12,7 +12,7 @@ __all__ = ["ALLOCATORS", "BATCHES", "FRAMEWORKS", "LAYOUTS", "MODELS", "PRECISIO
 BATCHES = ("small", "large")
 LAYOUTS = ("contiguous", "channels_last")
 PRECISIONS = ("float32", "bfloat16")
-ALLOCATORS = ("keeping", "default")
+ALLOCATORS = ("keeping", "default", "huge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,9 @@ class Case:
         The layout of inputs and weights.
     precision : {"float32", "bfloat16"}
         bfloat16: under autocast.
-    allocator : {"keeping", "default"}
-        glibc's allocator with settings that keep freed memory, or with its defaults.
+    allocator : {"keeping", "default", "huge"}
+        glibc's allocator: with settings that keep freed memory, with its defaults, or with settings
+        that keep freed memory in huge pages.
     """
 
     model: str

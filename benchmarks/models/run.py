@@ -24,11 +24,16 @@ __all__ = ["ModelsRun"]
 # With these settings glibc's allocator never returns memory to the system, like the allocators that
 # PyTorch's guide to performance recommends. With its defaults the allocator returns memory in some
 # steps only, in any variant: the same step of RegNetY takes 163 ms, or 190 ms if it gets 28,000 new
-# pages (Intel Xeon).
+# pages (Intel Xeon). With `hugetlb=1` the allocator requests huge pages for its heap (glibc 2.35).
 _KEEPING = "trim_threshold=1099511627776", "mmap_max=0", "arena_max=1"
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "keeping": _KEEPING,
+    "default": (),
+    "huge": (*_KEEPING, "hugetlb=1"),
+}
 _VARIABLES = {
-    "keeping": {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{setting}" for setting in _KEEPING)},
-    "default": {},
+    allocator: {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{each}" for each in settings)}
+    for allocator, settings in _SETTINGS.items()
 }
 
 # Seconds between steps: OpenMP's threads spin for milliseconds after the last region of a process,
