@@ -70,7 +70,7 @@ def test_pages_with_new_result_of_operator_show_it_first(copied):
     assert "new.json" in found[copied / script.MEASURED / "slower.md"]
 
 
-def test_pages_with_new_result_of_models_have_its_column_and_row(copied):
+def test_pages_with_new_result_of_models_have_its_rows(copied):
     old = read(copied / script.BENCH / "models-zen4.json")
     # The results of this version in docs/bench are of other processors.
     where = old.environment | {"date": "9998-01-01", "microarchitecture": "znver5"}
