@@ -160,7 +160,8 @@ def _may_create():
 def _wait_for_call(slot):
     """Wait until a slot has a request; return the state of the slot."""
     while True:
-        for _ in range(YIELD_AFTER):
+        begin = monotonic_ns()
+        while monotonic_ns() - begin < YIELD_AFTER:
             state = load_acquire(slot)
             if state % STATES == CALLED:
                 return state
@@ -175,10 +176,11 @@ def _wait_for_call(slot):
 @outlined
 def _wait_until_left(slot, running):
     """Wait until a worker has left the kernel."""
-    for spins in range(SLEEP_AFTER):
+    begin = monotonic_ns()
+    while monotonic_ns() - begin < SLEEP_AFTER:
         if load_acquire(slot) != running:
             return
-        spin_wait(spins)
+        spin_wait(begin)
     waited = running - RUNNING + WAITED
     if compare_exchange(slot, running, waited):
         while load_acquire(slot) == waited:

@@ -21,10 +21,11 @@ _VOID = ir.VoidType()
 #: The number of 64-bit words in an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: A waiting thread reads a flag in a loop. Once it has read the flag `YIELD_AFTER` times (after 50
-#: to 100 µs), it yields the processor after each further read. Once it has read the flag
-#: `SLEEP_AFTER` times, it sleeps after each further read instead.
-YIELD_AFTER, SLEEP_AFTER = 2000, 2020
+#: A waiting thread reads a flag in a loop. After `YIELD_AFTER` nanoseconds it yields the processor
+#: between two reads, and after `SLEEP_AFTER` nanoseconds it sleeps between two reads. These are
+#: times, not numbers of reads, because the instruction `pause` takes 9 ns on one processor and 40
+#: ns on another.
+YIELD_AFTER, SLEEP_AFTER = 100_000, 120_000
 
 # Microseconds that a waiting thread sleeps before it reads the flag again.
 _NAP = 50
@@ -131,15 +132,16 @@ def pause(builder):
 
 
 @inlined
-def spin_wait(spins):
+def spin_wait(begin):
     """Wait a little before the next read of a word that another thread will change.
 
-    `spins` is the number of reads so far. The other thread may need this processor, so after many
-    reads the wait yields the processor, and later sleeps.
+    `begin` is the time of the first read (`monotonic_ns`). The other thread may need this
+    processor, so after a while the wait yields the processor, and later sleeps.
     """
-    if spins < YIELD_AFTER:
+    waited = monotonic_ns() - begin
+    if waited < YIELD_AFTER:
         pause()
-    elif spins < SLEEP_AFTER:
+    elif waited < SLEEP_AFTER:
         _sched_yield()
     else:
         _usleep(_NAP)

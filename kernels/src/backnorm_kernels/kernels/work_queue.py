@@ -73,10 +73,9 @@ def _is_set(builder, cells, position):
 @inlined
 def wait_for_flag(cells, position):
     """Wait until a flag is set."""
-    spins = 0
+    begin = monotonic_ns()
     while not _is_set(cells, position):
-        spin_wait(spins)
-        spins += 1
+        spin_wait(begin)
 
 
 @inlined

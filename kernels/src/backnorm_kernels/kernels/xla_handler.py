@@ -34,6 +34,7 @@ from backnorm_kernels.kernels.system import (
     call_kernel,
     free,
     malloc,
+    monotonic_ns,
     spin_wait,
     thread_id,
 )
@@ -125,10 +126,9 @@ def _task(argument):
 @outlined
 def _wait_until_done(done, items):
     """Wait until all items are done."""
-    spins = 0
+    begin = monotonic_ns()
     while load_acquire(done) != items:
-        spin_wait(spins)
-        spins += 1
+        spin_wait(begin)
 
 
 @outlined
