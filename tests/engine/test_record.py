@@ -226,8 +226,18 @@ def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
     assert one([0] * len(ADDRESSES)) == -1
     assert (head["items"], head["count"]) == (3, 0)
     assert made(2 * stage._LARGEST)([0] * len(ADDRESSES)) == -1
-    for k in range(20):
-        made(stage._KEPT + 64 * k)([0] * len(ADDRESSES))
+    assert made(9 * stage._KEPT)([0] * len(ADDRESSES)) == -1
+    assert list(stage._large) == [first]
+
+    def run(record, header, depth=[0]):  # noqa: B006
+        """Begin further calls before this one ends, as other threads would."""
+        depth[0] += 1
+        if depth[0] < 20:
+            made(stage._KEPT + 64 * depth[0])([0] * len(ADDRESSES))
+        return 1
+
+    monkeypatch.setattr(stage, "runner", lambda: run)
+    one([0] * len(ADDRESSES))
     assert len(stage._large) == stage._MOST
-    assert all(stage._KEPT < kept.cells.nbytes <= stage._LARGEST for kept in stage._large)
+    assert {kept.cells.nbytes for kept in stage._large} == {stage._LARGEST}
     stage._large.clear()
