@@ -22,14 +22,13 @@ that it does is append to a bounded deque, which is an atomic operation.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import math
 import mmap
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
@@ -71,29 +70,6 @@ _MOMENT = 1.0
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 
-def _system_call() -> Callable[[int, int, int], int] | None:
-    """Return the function madvise if the system has huge pages, else None."""
-    if not _HAS_ADVICE:
-        return None
-    function = ctypes.CDLL(None).madvise
-    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return function
-
-
-_madvise = _system_call()
-
-
-def advise(address: int, size: int) -> None:
-    """Ask the system for huge pages for memory that will be written completely.
-
-    A system without huge pages returns an error, which is ignored.
-    """
-    # `madvise` is called only for the huge pages that are completely within the memory.
-    first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
-    if first < last and _madvise is not None:
-        _madvise(first, last - first, mmap.MADV_HUGEPAGE)
-
-
 class _Block:
     """The memory of an output. The memory stays mapped as long as this object exists."""
 
@@ -105,7 +81,9 @@ class _Block:
         self.shelf = _shelves[size > _SMALL]
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = address_of(np.frombuffer(self.memory, np.uint8))
-        advise(self.address, size)
+        # A system without huge pages returns an error.
+        with contextlib.suppress(OSError):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 class _Lease:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -405,33 +404,6 @@ def test_array_deletion_calls_no_python_function():
         sys.setprofile(None)
     called = [name for event, name in events if event == "call"]
     assert called == []
-
-
-@linux
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages"
-)
-def test_advise_marks_whole_huge_pages_only():
-    code = """
-import mmap
-memory = mmap.mmap(-1, 16 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-array = np.frombuffer(memory, BYTE)
-start = array.ctypes.data
-first = start + -start % (2 * MB)
-for begin, size in ((1, 2 * MB), (0, 2 * MB - 1), (2 * MB, 0), (-1, 1)):
-    allocation.advise(first + begin, size)
-allocation.advise(first + 2 * MB + 5, 9 * MB)
-advised = []
-for line in open("/proc/self/smaps"):
-    words = line.split()
-    if not words[0].endswith(":"):
-        begin, end = (int(word, 16) for word in words[0].split("-"))
-    elif words[0] == "VmFlags:" and "hg" in words and start <= begin < start + 16 * MB:
-        advised.append((begin - first, end - first))
-assert advised == [(4 * MB, 10 * MB)], advised
-print("good")
-"""
-    assert run(code) == "good"
 
 
 @linux

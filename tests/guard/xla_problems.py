@@ -57,7 +57,7 @@ def _frames() -> Any:
             self.operands, self.results = list(arguments.values()), list(results.values())
             shared = arguments.keys() - _OF_INSTANCES
             described = [
-                [SLOTS[field], ELEMENTS[one.dtype.name], one.ndim, one.size, one.nbytes,
+                [SLOTS[field], ELEMENTS[one.dtype.name], one.ndim, one.size,
                  one.nbytes // instances if field not in shared else 0]
                 for field, one in (arguments | results).items()
             ]  # fmt: skip

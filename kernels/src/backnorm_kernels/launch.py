@@ -64,6 +64,8 @@ class Launch(interfaces.Launch):
             self._summed = self._written = 0
         self._forward = problem.signature.normalises
         direction = "forward" if self._forward else "backward"
+        # When NumPy's results get their memory, huge pages are requested (`backnorm.allocation`).
+        new = 0 if header else problem.data_bytes
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._source = FROM_DATA if self._forward else FROM_STATISTICS
@@ -77,6 +79,8 @@ class Launch(interfaces.Launch):
             epsilon=problem.epsilon,
             count=count,
             streaming=plan.streaming,
+            out_bytes=new,
+            residual_bytes=new if problem.residual and not self._forward else 0,
             in_float64=problem.arithmetic != compiled,
             binned=binned,
             inverse=problem.inverse,

@@ -94,6 +94,8 @@ _PROBLEM = (
         summed="items of the first phase, which sums",
         items="items of both phases",
         streaming="0 or 1: the output is written past the caches",
+        out_bytes="bytes of `out` if huge pages are requested for it, because it is new; else 0",
+        residual_bytes="the same of `residual`, if it is written",
         grouped="0 or 1: a group of channels is written while it is in the cache",
         prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
         " alone (for sums), 3 from the data",
@@ -207,7 +209,7 @@ CLAIMED = -(-_CELLS // LINE) * LINE
 # Increase this number when the meaning of a field or the use of scratch memory changes. It is a
 # part of `LAYOUT`, which tells the records of different versions apart: a record may come from a
 # function that another version of backnorm exported.
-_MEANING = 4
+_MEANING = 5
 
 # Examples of the sizes of scratch memory, for a few numbers of channels. `LAYOUT` also depends on
 # these sizes. If a kernel was compiled from another version of this code, in which these sizes

@@ -146,10 +146,9 @@ def _described(kernels: ModuleType, array: Any, field: str, batch: int) -> np.nd
     """Return the numbers that describe an array in the attribute "buffers": see `xla_frame`."""
     dtype = np.dtype(array.dtype)
     count = math.prod(array.shape)
-    size = count * dtype.itemsize
-    stride = size // batch if array.shape[0] == batch > 1 else 0
+    stride = count * dtype.itemsize // batch if array.shape[0] == batch > 1 else 0
     slot, element = kernels.SLOTS[field], kernels.ELEMENTS[dtype.name]
-    return np.array([slot, element, len(array.shape), count, size, stride], np.int64)
+    return np.array([slot, element, len(array.shape), count, stride], np.int64)
 
 
 def register() -> ModuleType:

@@ -296,9 +296,9 @@ class TestRefusals:
     def test_custom_call_with_wrong_buffer_description_raises_runtime_error(self, column, called):
         for k in range(5):
             with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: an argument is not"):
-                called(buffers=self.at(6 * k + column, 7))
+                called(buffers=self.at(5 * k + column, 7))
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: a result is not"):
-            called(buffers=self.at(6 * 5 + column, 7))
+            called(buffers=self.at(5 * 5 + column, 7))
 
     def test_custom_call_with_other_arrays_raises_runtime_error(self, called):
         x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)

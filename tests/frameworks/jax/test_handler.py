@@ -48,7 +48,7 @@ class Xla:
         fields = ("x", "mean", "variance", "gamma", "beta", "out")
         operands = [self.x, *self.parameters]
         described = [
-            [SLOTS[field], ELEMENTS["float32"], each.ndim, each.size, each.nbytes,
+            [SLOTS[field], ELEMENTS["float32"], each.ndim, each.size,
              each.nbytes // instances if each.ndim > 1 else 0]
             for field, each in zip(fields, (*operands, self.y), strict=True)
         ]  # fmt: skip

@@ -11,7 +11,6 @@ import torch
 import backnorm
 import backnorm.torch
 from backnorm.allocation import LARGE
-from backnorm.torch.memory import empty_like
 
 SHAPES = [(3, 4, 5, 6), (9, 32, 71, 73)]  # below and above LARGE in all types
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -128,17 +127,26 @@ def test_second_order_gradients_can_be_resized(inputs, parameters, dtype, memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="advice for huge pages is Linux's")
-def test_empty_like_large_tensor_is_in_huge_pages():
+def test_large_results_of_layer_are_in_huge_pages():
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("this system has no huge pages")
-    y = empty_like(torch.empty(16 << 20))
-    at = y.data_ptr() + y.nbytes // 2
-    advised = False
+    x, residual = (torch.randn(2, 4, 1024, 1024, requires_grad=True) for _ in range(2))
+    y = backnorm.torch.BatchNorm2d(4, activation="relu")(x, residual=residual)
+    assert _is_advised(y)
+    dx, dresidual = torch.autograd.grad(y, (x, residual), torch.randn_like(y))
+    assert _is_advised(dx)
+    assert _is_advised(dresidual)
+    assert not _is_advised(residual)
+
+
+def _is_advised(tensor):
+    """Whether huge pages were requested for the memory in the middle of a tensor."""
+    at = tensor.data_ptr() + tensor.nbytes // 2
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
         if not words[0].endswith(":"):
             begin, end = (int(word, 16) for word in words[0].split("-"))
         elif words[0] == "VmFlags:" and begin <= at < end:
-            advised = "hg" in words
-    assert advised
+            return "hg" in words
+    raise AssertionError("the tensor is not in memory")

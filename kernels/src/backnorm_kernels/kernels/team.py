@@ -15,7 +15,7 @@ from numba import types
 from backnorm_kernels.kernels.atomics import address_of, load_acquire, load_word, store_word
 from backnorm_kernels.kernels.jit import emitted, outlined
 from backnorm_kernels.kernels.pool import join_helpers, start_helpers, threads_data, worker
-from backnorm_kernels.kernels.system import call_kernel, monotonic_ns
+from backnorm_kernels.kernels.system import advise_outputs, call_kernel, monotonic_ns
 from backnorm_kernels.record import ADDRESSES, CLAIMED, JOINED, LINE, SLOTS
 from backnorm_kernels.slots import CELLS, PARALLEL, THREAD_NUMBER
 
@@ -103,6 +103,7 @@ def _run(record, header):
         _reset(record, participants)
         if header != 0:
             _resolve_addresses(record, header)
+        advise_outputs(record)
     limit = load_word(record + _LIMIT) if load_word(record + _ITEMS) > _FEW else 0
     store_word(record + _DEADLINE, monotonic_ns() + limit if limit != 0 else 0)
     region = load_word(record + _REGION)

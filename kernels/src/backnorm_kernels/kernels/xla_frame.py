@@ -32,7 +32,6 @@ from backnorm_kernels.kernels.atomics import (
     store_word,
 )
 from backnorm_kernels.kernels.jit import inlined, outlined
-from backnorm_kernels.kernels.system import advise_huge_pages
 from backnorm_kernels.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm_kernels.xla_structures import offsets
 
@@ -50,7 +49,7 @@ _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 # with their count. First line: the positions of the numbers that describe one array (an argument or
 # a result) in the attribute "buffers". Second line: the positions of the numbers in the attribute
 # "call". Third line: the positions of the three attributes in the call frame.
-_SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
+_SLOT, _TYPE, _RANK, _ELEMENTS, _STRIDE, _PER_BUFFER = range(6)
 KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
 _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
 # The names of the attributes, in the order of the call frame; each name is a number made of its
@@ -218,13 +217,6 @@ def data_of(frame, k, instance):
     """
     stride = load_word(_entry(frame, k) + 8 * _STRIDE)
     return load_word(_buffer(frame, k) + _TENSOR.data) + instance * stride
-
-
-@outlined
-def advise_results(frame):
-    """Advise the system to use huge pages for the results."""
-    for k in range(_arguments(frame), buffers_of(frame)):
-        advise_huge_pages(data_of(frame, k, 0), load_word(_entry(frame, k) + 8 * _BYTES))
 
 
 @outlined

@@ -31,6 +31,7 @@ from backnorm_kernels.kernels.atomics import (
 )
 from backnorm_kernels.kernels.jit import inlined, outlined
 from backnorm_kernels.kernels.system import (
+    advise_outputs,
     call_kernel,
     free,
     malloc,
@@ -45,7 +46,6 @@ from backnorm_kernels.kernels.xla_frame import (
     MEMORY,
     REFUSED,
     UNKNOWN,
-    advise_results,
     api_of,
     buffers_of,
     call_attribute,
@@ -139,6 +139,7 @@ def _run(block):
     """
     record = load_word(block + 8 * _RECORD)
     function = load_word(record + _FUNCTION)
+    advise_outputs(record)
     call_kernel(function, record, 0)
     _wait_until_done(record + _DONE, load_word(record + _ITEMS))
     ended = call_kernel(function, record, JOINED)
@@ -205,7 +206,6 @@ def _handler(frame):
     function = _kernel_of(frame)
     if function == 0:
         return error(api, UNKNOWN)
-    advise_results(frame)
     helpers = _helpers(frame)
     for instance in range(call_attribute(frame, INSTANCES)):
         block = _block_of(frame, helpers)
