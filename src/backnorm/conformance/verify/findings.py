@@ -309,29 +309,21 @@ def _joined(results: Results, found: Iterable[Finding]) -> list[Finding]:
     the mistake alone.
     """
     known = results.diagnoses.values()
-    says = {"-".join(each.names): each.says for each in known if each.kind == "formula"}
+    named = {"-".join(each.names): each for each in known if each.kind == "formula"}
     joined: list[Finding] = []
     for each in found:
-        alike = (k for k, other in enumerate(joined) if {each.id, other.id} <= says.keys())
-        k = next((k for k in alike if _are_nested(each.id, joined[k].id)), len(joined))
+        alike = (k for k, other in enumerate(joined) if {each.id, other.id} <= named.keys())
+        k = next((k for k in alike if named[each.id].agrees(named[joined[k].id])), len(joined))
         if k == len(joined):
             joined.append(each)
             continue
         first = joined[k]
-        clear = min(first, each, key=lambda finding: len(_alternatives(finding.id)))
-        words = clear.says if clear.is_diagnosis else says[clear.id]
+        is_clearer = named[first.id].is_ambiguous and not named[each.id].is_ambiguous
+        clear = each if is_clearer else first
+        words = clear.says if clear.is_diagnosis else named[clear.id].says
         outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
         joined[k] = replace(clear, says=words, cases=first.cases | each.cases, outputs=outputs)
     return joined
-
-
-def _are_nested(one: str, other: str) -> bool:
-    """Whether all mistakes that one of two ids names are among those that the other names."""
-    return _alternatives(one) <= _alternatives(other) or _alternatives(other) <= _alternatives(one)
-
-
-def _alternatives(mistake: str) -> set[str]:
-    return set(mistake.split("-or-"))
 
 
 def _size(verdict: Verdict, where: str = "") -> tuple[str, dict[str, Any]]:
