@@ -19,8 +19,9 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import export
 from backnorm.conformance.verify.files import judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError

@@ -8,7 +8,8 @@ import pytest
 
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import verify
 from backnorm.errors import ArgumentValueError
 
 PROGRAM = r"""

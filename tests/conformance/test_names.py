@@ -10,8 +10,9 @@ from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.draws import drawn
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
-from backnorm.conformance.verify.run import Job, Results
+from backnorm.conformance.verify.run import Results
 from tests.support.dtypes import BFLOAT16, rounded
 
 from .wrong_kernels import Kernel

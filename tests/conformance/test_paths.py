@@ -12,7 +12,8 @@ from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.conditions import Facts, condition
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, Results, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import Results, verify
 
 from .wrong_kernels import Kernel
 

@@ -18,7 +18,8 @@ from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.export import export
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import verify
 from backnorm.errors import ArgumentError
 from tests.support.pages import ROOT
 from tests.support.required import require

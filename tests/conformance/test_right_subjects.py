@@ -13,7 +13,7 @@ from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job
+from backnorm.conformance.verify.job import Job
 from tests.support.dtypes import BFLOAT16
 
 from .in_process import verified

@@ -30,9 +30,10 @@ from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import Selection, recipes, selected
 from backnorm.conformance.verify.findings import Finding, findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.renderers import RENDERERS
 from backnorm.conformance.verify.report import KnownFailure, Report, known_failures, read_xfail
-from backnorm.conformance.verify.run import Job, Results, verify
+from backnorm.conformance.verify.run import Results, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.conformance.verify.verdicts import STATUSES, Verdict
 from backnorm.errors import ArgumentValueError

@@ -24,7 +24,8 @@ from backnorm.conformance.verify.draws import (
     storage_of,
 )
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import verify
 from backnorm.errors import ArgumentValueError
 
 from .draws import verified_with

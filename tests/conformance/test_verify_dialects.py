@@ -12,12 +12,13 @@ import backnorm
 from backnorm.conformance.judge import Quantity
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, Selection, recipes, selected
+from backnorm.conformance.verify.conventions import Function, Permuted
 from backnorm.conformance.verify.dialect_calls import arguments, schema_of
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.peers import PEERS
-from backnorm.conformance.verify.run import Job, verify
-from backnorm.conformance.verify.subjects import Function, Permuted
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES

@@ -19,10 +19,11 @@ from backnorm.conformance.judge import FORWARD_RESULTS
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS, proves
 from backnorm.conformance.verify.options import Options
 from backnorm.conformance.verify.report import Report
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.subjects import subject_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from tests.support.required import require

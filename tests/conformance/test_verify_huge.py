@@ -12,7 +12,8 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify._memory import available_bytes, repeated, worst_parts
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import verify
 
 MANY = 1 << 20
 SUBJECT = """

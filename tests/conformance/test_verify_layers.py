@@ -16,8 +16,9 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.layers import layer_ladder, layer_recipe, layer_recipes
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.options import Options
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require

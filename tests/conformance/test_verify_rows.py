@@ -17,14 +17,15 @@ from backnorm.conformance.diagnosis import diagnose
 from backnorm.conformance.formula import backward_formula
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.conventions import Function
 from backnorm.conformance.verify.export import export
 from backnorm.conformance.verify.files import judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.peers import missing_package
 from backnorm.conformance.verify.row_operators import row_operator
-from backnorm.conformance.verify.run import Job, verify
-from backnorm.conformance.verify.subjects import Function
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.verdicts import Outcome, judged
 from backnorm.errors import ArgumentValueError
 from tests.support.pages import ROOT

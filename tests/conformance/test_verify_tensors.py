@@ -16,9 +16,10 @@ from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, Selection
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.renderers import RENDERERS
 from backnorm.conformance.verify.report import Report
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import verify
 from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require

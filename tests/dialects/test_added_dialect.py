@@ -20,8 +20,8 @@ from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.conventions import OfDialect
 from backnorm.conformance.verify.operations import RefusedError
-from backnorm.conformance.verify.subjects import OfDialect
 from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import operator

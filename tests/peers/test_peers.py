@@ -12,8 +12,9 @@ import pytest
 
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.peers import PEERS, missing_package
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import verify
 from tests.support.required import require
 
 pytestmark = [pytest.mark.peer, pytest.mark.long]

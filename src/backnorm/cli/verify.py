@@ -180,7 +180,7 @@ def verify(
     Each implementation runs in its own process, on inputs between unreadable memory pages. Exit
     status: 0 no finding, 1 a finding or nothing judged, 2 bad usage, 130 interrupted.
     """
-    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.job import Job
     from backnorm.conformance.verify.run import verify as run_job
 
     for form, path in reports.files.items():

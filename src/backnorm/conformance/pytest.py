@@ -27,9 +27,9 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
-from backnorm.conformance.verify.run import Job
 from backnorm.conformance.verify.subjects import described, is_unsupported, subject_from
 from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -75,7 +75,7 @@ class CheckedCase:
         Parameters
         ----------
         function : callable
-            A function as in :class:`backnorm.conformance.verify.subjects.Function`, with
+            A function as in :class:`backnorm.conformance.verify.conventions.Function`, with
             `dialect` an implementation of the dialect's operator, or for the operation "layer" a
             layer as in :class:`backnorm.conformance.verify.modules.OfModule`. The test is skipped
             if the function raises NotImplementedError or a framework's error of that meaning, or

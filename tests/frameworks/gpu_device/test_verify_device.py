@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from backnorm.cli.app import app
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.job import Job
+from backnorm.conformance.verify.run import verify
 from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -9,7 +9,7 @@ import pytest
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job
+from backnorm.conformance.verify.job import Job
 from tests.conformance import flax_layers
 from tests.conformance.in_process import verified
 from tests.conformance.layer_steps import WRONG

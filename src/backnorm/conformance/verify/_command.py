@@ -11,10 +11,10 @@ from pathlib import Path
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._events import ended
 from backnorm.conformance.verify._file_cases import as_in_files
+from backnorm.conformance.verify.conventions import Inputs, Outputs
 from backnorm.conformance.verify.files import export_inputs, reader
 from backnorm.conformance.verify.names import OperationName
 from backnorm.conformance.verify.operations import RefusedError
-from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._flashinfer import DEFINITIONS, extents, operands
+from backnorm.conformance.verify.conventions import Inputs, OutputError, Outputs, by_name
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
-from backnorm.conformance.verify.subjects import Inputs, OutputError, Outputs, _by_name
 from backnorm.conformance.verify.tensors import tensors_of
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.strict_json import expect, read_json
@@ -97,7 +97,7 @@ class OfSolution:
         if isinstance(returned, tuple | list) and len(returned) != len(self._names):
             expected = ", ".join(self._names)
             raise OutputError(f"the solution returned {len(returned)} tensors; expected {expected}")
-        found = _by_name(self._names, returned)
+        found = by_name(self._names, returned)
         return {
             name: a.reshape(x.shape) if a is not None and a.shape == shape else a
             for name, a in found.items()

@@ -45,10 +45,11 @@ from backnorm.conformance.verify._memory import (
 from backnorm.conformance.verify._segfault import SegfaultRecord
 from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
+from backnorm.conformance.verify.conventions import Inputs
 from backnorm.conformance.verify.draws import drawn, storage_of
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
-from backnorm.conformance.verify.run import Job
-from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
+from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
 

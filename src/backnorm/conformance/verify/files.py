@@ -36,8 +36,9 @@ from backnorm.conformance.verify.cases import (
     recipes,
 )
 from backnorm.conformance.verify.dialect_calls import schema_of
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS, catches, operation_of
-from backnorm.conformance.verify.run import Job, Results
+from backnorm.conformance.verify.run import Results
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.strict_json import expect, read_json

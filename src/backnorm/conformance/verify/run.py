@@ -1,70 +1,29 @@
-"""Run a subject in worker processes, which may crash, and judge the outputs of each case."""
+"""Run a subject on cases, in processes that may crash, and judge the outputs of each case."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
-import math
-import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.diagnosis import Diagnosis
-from backnorm.conformance.layers import LayerCase
-from backnorm.conformance.verify._events import (
-    Calls,
-    Event,
-    Outcome,
-    Prepares,
-    Unusable,
-    ended,
-    read,
-)
-from backnorm.conformance.verify._segfault import last_access
-from backnorm.conformance.verify.cases import (
-    Selection,
-    has_case,
-    of_operation,
-    recipes,
-    variants_to_draw,
-)
+from backnorm.conformance.verify._events import Outcome
+from backnorm.conformance.verify._process import outcomes_of_worker
+from backnorm.conformance.verify.cases import has_case, of_operation, recipes, variants_to_draw
 from backnorm.conformance.verify.conditions import Facts
-from backnorm.conformance.verify.dialect_calls import received
-from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
+from backnorm.conformance.verify.draws import is_drawn, search
+from backnorm.conformance.verify.job import Job
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
-from backnorm.conformance.verify.options import Options
-from backnorm.conformance.verify.row_operators import RowOperator
-from backnorm.conformance.verify.subjects import schema_of_subject
-from backnorm.conformance.verify.verdicts import (
-    Judgement,
-    Verdict,
-    judged,
-    with_stale_outputs,
-)
-from backnorm.dialects.schema import OperatorSchema
+from backnorm.conformance.verify.verdicts import Judgement, Verdict, judged, with_stale_outputs
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["Job", "Results", "verify"]
+__all__ = ["Results", "verify"]
 
 Progress = Callable[[int, int], None]
 
-# A worker that has not ended this many seconds after its last case is killed.
-_GRACE = 0.3
-# The time limit of a subject's import, and of making the data of a case, is at least this many
-# seconds.
-_PREPARATION = 120.0
-# After this many seconds without an event, it is checked whether the worker has ended.
-_PAUSE = 0.1
 # After the budget is over, a drawn case may run for this many seconds.
 _OVERTIME = 3.0
 # A worker has the names of this many cases, so that it need not wait until a case is judged.
@@ -73,44 +32,6 @@ _AHEAD = 16
 _HINTS = 6
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Job(Options):
-    """A subject, the cases on which it is run, and the options of the run.
-
-    Attributes
-    ----------
-    subject : str
-        As on the command line, see :func:`backnorm.conformance.verify.subjects.subject_of`.
-    selection : Selection
-    files : bool
-        Whether the subject is files of results, which cannot be run again.
-    echo : bool
-        Whether what the subject prints appears on standard error.
-    """
-
-    subject: str
-    selection: Selection = field(default_factory=Selection)
-    files: bool = False
-    echo: bool = False
-
-    @property
-    def schema(self) -> OperatorSchema | RowOperator | None:
-        """The rules of the operator whose signature the subject has."""
-        return schema_of_subject(self.subject, self.selection.operation, self)
-
-    def case(self, recipe: Recipe) -> Case:
-        """Draw a case, with the numbers by which the subject is judged."""
-        return self.received(recipe.case(self.selection.seed))
-
-    def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
-        """Return a case with the numbers by which the subject is judged. A layer is judged by its
-        own `options`.
-        """
-        if options and isinstance(case, LayerCase):
-            return case.with_options(**options)
-        return case if self.schema is None else received(case, self.schema)
 
 
 @dataclass(slots=True)
@@ -257,7 +178,7 @@ def _outcomes(job: Job, names: Sequence[str], folder: Path) -> Iterator[Outcome]
     waiting, ends, text = list(names), 0, "the process ended before this case"
     while waiting and ends < _MOST_ENDS:
         number = len(waiting)
-        for outcome in _outcomes_of_worker(job, iter(tuple(waiting)), folder, ahead=_AHEAD):
+        for outcome in outcomes_of_worker(job, iter(tuple(waiting)), folder, ahead=_AHEAD):
             waiting.remove(outcome.case)
             yield outcome
             ends = ends + 1 if outcome.fault in ("crash", "hang") else 0
@@ -348,7 +269,7 @@ class _Draws:
         outcome = None if self._outcomes is None else next(self._outcomes, None)
         if outcome is None:
             names = iter(lambda: self._name, "")
-            self._outcomes = _outcomes_of_worker(
+            self._outcomes = outcomes_of_worker(
                 job, names, self.folder, deadline=self._started + job.budget + _OVERTIME
             )
             outcome = next(self._outcomes, None)
@@ -358,116 +279,3 @@ class _Draws:
 def _failures(*verdicts: Verdict) -> set[tuple[str, str]]:
     """Return output and status of the verdicts that have failed."""
     return {(verdict.output, verdict.status) for verdict in verdicts if not verdict.passed}
-
-
-def _outcomes_of_worker(
-    job: Job, names: Iterator[str], folder: Path, *, ahead: int = 1, deadline: float = math.inf
-) -> Generator[Outcome]:
-    """Run a worker; yield the outcome of each case that it began.
-
-    The worker has the names of up to `ahead` cases. When an outcome is yielded and the next one is
-    asked for, the next name is taken from `names`, so it may depend on the outcome.
-
-    Raises
-    ------
-    TimeIsOverError
-        If the clock `time.monotonic` shows `deadline` before a case has ended.
-    """
-    reader, writer = os.pipe()
-    order = {"job": asdict(job), "folder": str(folder), "events": writer}
-    with (folder / "stderr").open("wb") as errors:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "backnorm.conformance.verify._worker"],
-            stdin=subprocess.PIPE,
-            stdout=sys.__stderr__ if job.echo else errors,
-            stderr=None if job.echo else errors,
-            pass_fds=[writer],
-            start_new_session=True,
-        )
-    os.close(writer)
-    orders = worker.stdin
-    assert orders is not None
-
-    def send(lines: Iterable[str]) -> int:
-        """Write lines to the worker; return their number."""
-        text = [f"{line}\n".encode() for line in lines]
-        # If the worker has ended, it can read no more.
-        with contextlib.suppress(BrokenPipeError):
-            orders.write(b"".join(text))
-            orders.flush()
-        return len(text)
-
-    send((json.dumps(order),))
-    left = send(itertools.islice(names, ahead))
-    at: str | None = None
-    is_ready = False
-    try:
-        for event in _events(reader, worker, job.timeout, deadline):
-            match event:
-                case Unusable(error):
-                    raise ArgumentValueError(**error)
-                case Prepares():
-                    is_ready = True
-                case Calls(case):
-                    at = case
-                case Outcome():
-                    at = None
-                    yield event
-                    left += send(itertools.islice(names, 1)) - 1
-                    if not left:
-                        return
-                case None:
-                    os.killpg(worker.pid, signal.SIGKILL)
-                    if at is not None:
-                        yield Outcome(at, "hang", f"no result in {job.timeout:g} s")
-                        return
-        status = worker.wait()
-        if at is not None:
-            yield Outcome(at, "crash", ended(status, last_access(folder)))
-        elif not is_ready:
-            text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
-            raise ArgumentValueError(
-                "SUBJECT", "cannot be imported", came=job.subject, hint=text[-1] if text else None
-            )
-    finally:
-        os.close(reader)
-        with contextlib.suppress(BrokenPipeError):
-            orders.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(_GRACE)
-        # Processes that the subject has started may still run, even if the worker has ended.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-
-
-def _events(
-    reader: int, worker: subprocess.Popen[bytes], timeout: float, deadline: float
-) -> Iterator[Event | None]:
-    """Yield the events that a worker writes to the file descriptor `reader`. If the calls of a case
-    exceed the time limit, or their preparation exceeds its own, yield None and stop. At the
-    deadline, raise an error.
-    """
-    preparation = max(timeout, _PREPARATION)
-    rest, limit, started = b"", preparation, time.monotonic()
-    while True:
-        # The end of the worker may not end the pipe, because a process that the subject has forked
-        # holds the pipe open, too.
-        has_ended = worker.poll() is not None
-        ready, _, _ = select.select([reader], [], [], 0 if has_ended else _PAUSE)
-        data = os.read(reader, 1 << 16) if ready else b""
-        if not data:
-            if ready or has_ended:
-                return
-            if time.monotonic() - started > limit:
-                yield None
-                return
-            if time.monotonic() > deadline:
-                raise TimeIsOverError
-            continue
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            event = read(line)
-            limit = timeout if isinstance(event, Calls) else preparation
-            yield event
-        started = time.monotonic()
