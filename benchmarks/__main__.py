@@ -86,7 +86,8 @@ def models(
     batch: Annotated[str, Option(help="small, large, or all.")] = "all",
     variant: Annotated[str, Option(help="backnorm, torch-compiled, ..., or all.")] = "all",
     allocator: Annotated[str, Option(help="keeping, default, huge, or all.")] = "keeping",
-    rounds: Rounds = 9,
+    processes: Annotated[int, Option(help="Processes of each variant.", min=1)] = 3,
+    rounds: Annotated[int, Option(help="Turns of each process.", min=1)] = 3,
     threads: Threads = None,
     host: Annotated[str, Option(help="Words that pages add to the processor's name.")] = "",
     out: Out = None,
@@ -105,9 +106,9 @@ def models(
         cells.chosen("--allocator", allocator, cases.ALLOCATORS),
     )
     number = threads or backnorm.get_num_threads()
-    run = ModelsRun(variants, number, rounds or 1)
+    run = ModelsRun(variants, number, processes, rounds)
     rows, complete = _measured(run.measure, list(every))
-    settings = {"rounds": rounds}
+    settings = {"processes": processes, "rounds": rounds}
     where = environment("models", number, run.versions, settings=settings, host=host)
     shown = report.models_table, report.models_lines, report.models_plot
     _finish(where, rows, shown, out, _INTERRUPTED * (not complete))

@@ -20,8 +20,8 @@ from benchmarks.models.steps import CLASSES
 
 __all__ = ["Trainer", "start"]
 
-# The number of profiled steps.
-_PROFILED = 7
+# The number of profiled steps of a process.
+_PROFILED = 3
 
 
 def start(threads: int) -> dict[str, str]:

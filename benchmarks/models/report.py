@@ -49,10 +49,22 @@ def models_lines(result: Result) -> list[str]:
         for quantity in ("normalization", "memory"):
             mean = column(frame, f"{variant}.{quantity}") / column(frame, f"{base}.{quantity}")
             line += f"; {quantity} {ratio_text(geometric_mean(mean))}"
-        lines.append(line)
+        lines.append(line + _spread(frame, variant, base))
     for _, row in frame[frame.notes != ""].iterrows():
         lines.append(f"{row.model} {row['shape']} {row.layout} {row.precision}: {row.notes}")
     return lines
+
+
+def _spread(frame: pd.DataFrame, variant: str, base: str) -> str:
+    """Return by how much the processes of a case differ, if there were several."""
+    numbers = range(1, 1 + sum(name.startswith(f"{variant}.ratio.") for name in frame))
+    columns = [[column(frame, f"{each}.ratio.{k}") for k in numbers] for each in (variant, base)]
+    ratios = pd.DataFrame([our / other for our, other in zip(*columns, strict=True)])
+    spread = (ratios.max() - ratios.min()).dropna()
+    if len(numbers) < 2 or spread.empty:
+        return ""
+    middle, most = map(ratio_text, (spread.median(), spread.max()))
+    return f"; processes differ by {middle}, at most {most}"
 
 
 def comparisons(result: Result) -> pd.DataFrame:

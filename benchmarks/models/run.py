@@ -1,6 +1,8 @@
 """`models`: the variants of a case are judged in one process, then timed in turns, each in its own.
 
-In a common process, the allocator would reuse pages of one variant for another.
+In a common process, the allocator would reuse pages of one variant for another. Two processes that
+make the same steps differ, because their memory lies in different physical pages. So each variant
+is timed in several processes, one after another.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,13 +43,25 @@ _VARIABLES = {
 _PAUSE = 0.05
 
 
+class _Measured(NamedTuple):
+    """Measurements of a process, with the meaning of the fields of a row."""
+
+    samples: list[float]
+    memory: int
+    normalization: float | None
+
+
 class ModelsRun:
     """Measures cases.
 
     Parameters
     ----------
     variants : sequence of str
-    threads, rounds : int
+    threads : int
+    processes : int
+        Processes of each variant.
+    rounds : int
+        Turns of each process.
     patience : float
         Seconds that an answer may take; compilers take minutes.
 
@@ -61,11 +75,16 @@ class ModelsRun:
     worker = "benchmarks.models.worker"
 
     def __init__(
-        self, variants: Sequence[str], threads: int, rounds: int, patience: float = 1800.0
+        self,
+        variants: Sequence[str],
+        threads: int,
+        processes: int,
+        rounds: int,
+        patience: float = 1800.0,
     ) -> None:
         self.versions: dict[str, str] = {}
         self._variants, self._threads = variants, threads
-        self._rounds, self._patience = rounds, patience
+        self._processes, self._rounds, self._patience = processes, rounds, patience
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Return the row of a case.
@@ -75,11 +94,12 @@ class ModelsRun:
         dict
             The fields of the case, with the shape as text; "layers", the number of our layers, and
             "fused", how many of them `convert` fused in any variant. For each right variant:
-            "VARIANT.step", ".p20" and ".p80", seconds of a step; ".ratio", the median over turns of
-            the ratio of its step to that with the framework's own layers;
-            ".normalization", seconds of an eager step in normalisation, activations and additions;
-            ".memory", bytes that its first steps take; ".error", the distance of its gradients
-            from float64. "notes": why other variants were not timed.
+            "VARIANT.step", ".p20" and ".p80", seconds of a step in all turns; ".ratio", the ratio
+            of its step to that with the framework's own layers: a median over the turns of each
+            process, ".ratio.1" and so on, and their geometric mean; ".normalization", seconds of an
+            eager step in normalisation, activations and additions; ".memory", bytes that its first
+            steps take; ".error", the distance of its gradients from float64. "notes": why other
+            variants were not timed.
         """
         row = dataclasses.asdict(case) | {"shape": ",".join(map(str, case.shape))}
         row |= {"layers": 0, "fused": 0}
@@ -101,10 +121,54 @@ class ModelsRun:
         with self._child(case) as child:
             judged = child.ask("judge", every)
         notes += [f"{name}: {each.detail}" for name, each in judged.items() if each.detail]
+        timed = [name for name in every if not judged[name].detail]
+        if not timed:
+            return
+        found: list[dict[str, _Measured]] = []
+        for _ in range(self._processes):
+            found.append(self._in_turns(case, timed, notes))
+            # A variant whose process has ended gets no other one.
+            timed = [*found[-1]]
+        for name in timed:
+            measured = [each[name] for each in found]
+            step = timing([sample for each in measured for sample in each.samples])
+            ratios = [
+                float(np.median(np.divide(each[name].samples, each[own].samples))) for each in found
+            ]
+            for number in ("layers", "fused"):
+                row[number] = max(row[number], getattr(judged[name], number))
+            memory = float(np.median([each.memory for each in measured]))
+            normalization = None
+            if measured[0].normalization is not None:
+                normalization = float(np.median([each.normalization for each in measured]))
+            row |= {
+                f"{name}.step": step.median,
+                f"{name}.p20": step.p20,
+                f"{name}.p80": step.p80,
+                f"{name}.ratio": float(np.exp(np.mean(np.log(ratios)))),
+                **{f"{name}.ratio.{k}": ratio for k, ratio in enumerate(ratios, 1)},
+                f"{name}.normalization": normalization,
+                # The memory of compiled steps includes that of the compiler.
+                f"{name}.memory": None if normalization is None else memory,
+                f"{name}.error": judged[name].error,
+            }
+
+    def _in_turns(
+        self, case: Case, variants: Sequence[str], notes: list[str]
+    ) -> dict[str, _Measured]:
+        """Return what was measured in a new process of each variant, the framework's layers first.
+
+        A variant whose process ends before the first turn is noted and left out.
+
+        Raises
+        ------
+        ChildEndedError
+        """
+        own, *_ = variants
         with ExitStack() as stack:
             children: dict[str, Child] = {}
             memory: dict[str, int] = {}
-            for name in (each for each in every if not judged[each].detail):
+            for name in variants:
                 child = stack.enter_context(self._child(case))
                 try:
                     memory[name] = child.ask("begin", name)
@@ -116,21 +180,10 @@ class ModelsRun:
                 children[name] = child
             turns = {name: partial(_turn, child) for name, child in children.items()}
             samples = take_turns(turns, self._rounds)
-            for name, child in children.items():
-                normalization = child.ask("normalization")
-                step = timing(samples[name])
-                for number in ("layers", "fused"):
-                    row[number] = max(row[number], getattr(judged[name], number))
-                row |= {
-                    f"{name}.step": step.median,
-                    f"{name}.p20": step.p20,
-                    f"{name}.p80": step.p80,
-                    f"{name}.ratio": float(np.median(np.divide(samples[name], samples[own]))),
-                    f"{name}.normalization": normalization,
-                    # The memory of compiled steps includes that of the compiler.
-                    f"{name}.memory": None if normalization is None else memory[name],
-                    f"{name}.error": judged[name].error,
-                }
+            return {
+                name: _Measured(samples[name], memory[name], child.ask("normalization"))
+                for name, child in children.items()
+            }
 
     @contextmanager
     def _child(self, case: Case) -> Iterator[Child]:

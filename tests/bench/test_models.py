@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,11 +82,15 @@ def test_judge_accepts_twice_the_error_of_framework_layers(gradient, right):
 class InProcess:
     """A child with made-up answers: the seconds of each variant's steps, in turn."""
 
-    # The median of the ratios is 0.5, the ratio of the medians 0.9.
-    seconds = {"torch": (4.0, 1.0, 2.0), "backnorm": (1.8, 3.0, 1.0)}  # noqa: RUF012
+    # The median of the ratios is 0.5 in the first process and 1.0 in the second; the ratio of the
+    # medians is 0.9 and 1.8.
+    seconds = {  # noqa: RUF012
+        "torch": ((4.0, 1.0, 2.0), (4.0, 1.0, 2.0)),
+        "backnorm": ((1.8, 3.0, 1.0), (3.6, 6.0, 2.0)),
+    }
 
     def __init__(self, module, variables, patience):
-        self.steps = {name: iter(found) for name, found in self.seconds.items()}
+        pass
 
     def ask(self, method, *arguments):
         return getattr(self, method)(*arguments)
@@ -99,11 +105,13 @@ class InProcess:
     def begin(self, variant):
         if variant == "backnorm-fused":
             raise ChildEndedError("ended by SIGSEGV")
-        self.variant = variant
-        return 1000
+        begun = self.begun[variant]
+        self.begun[variant] += 1
+        self.steps = iter(self.seconds[variant][begun])
+        return 1000 + begun
 
     def step(self):
-        return next(self.steps[self.variant])
+        return next(self.steps)
 
     def normalization(self):
         return 0.25
@@ -114,13 +122,16 @@ class InProcess:
 
 def test_measure_returns_step_ratio_and_memory_and_notes_failures(monkeypatch):
     monkeypatch.setattr(run_module, "Child", InProcess)
+    monkeypatch.setattr(InProcess, "begun", Counter(), raising=False)
     monkeypatch.setattr(run_module, "_PAUSE", 0.0)
-    run = ModelsRun(("backnorm", "backnorm-fused", "backnorm-compiled"), 1, rounds=3)
+    run = ModelsRun(("backnorm", "backnorm-fused", "backnorm-compiled"), 1, 2, rounds=3)
     row = run.measure(CASE)
     assert (row["model"], row["shape"], row["layers"]) == ("resnet18", "2,3,40,40", 20)
-    assert (row["torch.step"], row["backnorm.step"]) == (2.0, 1.8)
-    assert (row["torch.ratio"], row["backnorm.ratio"]) == (1.0, 0.5)
-    assert (row["backnorm.memory"], row["backnorm.error"]) == (1000, 1e-6)
+    assert (row["torch.step"], row["backnorm.step"]) == (2.0, 2.5)
+    assert row["torch.ratio"] == 1.0
+    assert row["backnorm.ratio"] == pytest.approx(math.sqrt(0.5))
+    assert (row["backnorm.ratio.1"], row["backnorm.ratio.2"]) == (0.5, 1.0)
+    assert (row["backnorm.memory"], row["backnorm.error"]) == (1000.5, 1e-6)
     assert row["notes"] == (
         "backnorm-compiled: RuntimeError: no compiler; backnorm-fused: ended by SIGSEGV"
     )
@@ -143,7 +154,7 @@ def test_measure_returns_step_ratio_and_memory_and_notes_failures(monkeypatch):
     ],
 )
 def test_measure_of_each_framework_times_steps_and_judges_gradients(model, shape, variants, layers):
-    run = ModelsRun(variants, 1, rounds=1)
+    run = ModelsRun(variants, 1, 2, rounds=1)
     row = run.measure(Case(model, shape, "channels_last", "float32"))
     assert row["notes"] == ""
     assert row["layers"] == layers
@@ -158,5 +169,5 @@ def test_measure_of_each_framework_times_steps_and_judges_gradients(model, shape
 
 @pytest.mark.long
 def test_measure_process_without_answer_is_noted():
-    row = ModelsRun(("backnorm",), 1, rounds=1, patience=0.01).measure(CASE)
+    row = ModelsRun(("backnorm",), 1, 1, rounds=1, patience=0.01).measure(CASE)
     assert row["notes"] == "no answer in 0 s"
