@@ -87,7 +87,7 @@ def models(
     variant: Annotated[str, Option(help="backnorm, torch-compiled, ..., or all.")] = "all",
     allocator: Annotated[str, Option(help="keeping, default, huge, or all.")] = "keeping",
     processes: Annotated[int, Option(help="Processes of each variant.", min=1)] = 3,
-    rounds: Annotated[int, Option(help="Turns of each process.", min=1)] = 3,
+    rounds: Annotated[int, Option(help="Turns of each process.", min=1)] = 9,
     threads: Threads = None,
     host: Annotated[str, Option(help="Words that pages add to the processor's name.")] = "",
     out: Out = None,
