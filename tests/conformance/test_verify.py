@@ -741,7 +741,7 @@ def test_verify_when_interrupted_prints_summary_without_waiting(tmp_path):
         "def backward(*inputs, **options):\n"
         "    if inputs[0].ndim == 3:\n"
         "        open('sleeps', 'w').close()\n"
-        "        time.sleep(60)\n"
+        "        time.sleep(600)\n"
         "    return batch_norm_backward(*inputs, **options)\n"
     )
     process = subprocess.Popen(
@@ -754,9 +754,8 @@ def test_verify_when_interrupted_prints_summary_without_waiting(tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
-    printed, errors = process.communicate(timeout=30)
-    assert time.monotonic() - begin < 10, "it waited for the case"
+    # A command that waited for the case would end after ten minutes.
+    printed, errors = process.communicate(timeout=120)
     assert "interrupted" in printed
     assert "0 findings" in printed
     assert "Traceback" not in errors
