@@ -15,7 +15,7 @@ from backnorm.conformance.axes import BATCH_NORM, Axes
 from backnorm.conformance.data import LayerData
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
 from backnorm.conformance.ladder._forward import ForwardLadder
-from backnorm.conformance.ladder._gradients import Bound, GradientLadder
+from backnorm.conformance.ladder._gradients import Bound, GradientLadder, bound
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import ROUNDOFF
 from backnorm.dtypes import FLOAT32, FLOAT64
@@ -59,7 +59,7 @@ class RowLadder(GradientLadder):
     def bound(self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype) -> Bound:
         """Return the bound of a rung for a gradient."""
         count = self.count if name == "dx" else self.elements
-        found = GradientLadder.bound(replace(self, count=count), name, rung, kind, output)
+        found = bound(rung, name, output, self.data, count, kind=kind)
         if name == "dbeta" or (rung == "float64" and self.data != FLOAT64):
             return found
         roundoff = ROUNDOFF[FLOAT64 if self.data == FLOAT64 else FLOAT32]
