@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from backnorm.steps import take_turns
 from benchmarks.child import Child, ChildEndedError
 from benchmarks.models.cases import Case
-from benchmarks.turns import timing
+from benchmarks.turns import median, timing
 
 __all__ = ["ModelsRun"]
 
@@ -132,24 +133,19 @@ class ModelsRun:
         for name in timed:
             measured = [each[name] for each in found]
             step = timing([sample for each in measured for sample in each.samples])
-            ratios = [
-                float(np.median(np.divide(each[name].samples, each[own].samples))) for each in found
-            ]
+            ratios = [median(np.divide(each[name].samples, each[own].samples)) for each in found]
             for number in ("layers", "fused"):
                 row[number] = max(row[number], getattr(judged[name], number))
-            memory = float(np.median([each.memory for each in measured]))
-            normalization = None
-            if measured[0].normalization is not None:
-                normalization = float(np.median([each.normalization for each in measured]))
+            known = [each.normalization for each in measured if each.normalization is not None]
             row |= {
                 f"{name}.step": step.median,
                 f"{name}.p20": step.p20,
                 f"{name}.p80": step.p80,
-                f"{name}.ratio": float(np.exp(np.mean(np.log(ratios)))),
+                f"{name}.ratio": geometric_mean(ratios),
                 **{f"{name}.ratio.{k}": ratio for k, ratio in enumerate(ratios, 1)},
-                f"{name}.normalization": normalization,
+                f"{name}.normalization": median(known) if known else None,
                 # The memory of compiled steps includes that of the compiler.
-                f"{name}.memory": None if normalization is None else memory,
+                f"{name}.memory": median(each.memory for each in measured) if known else None,
                 f"{name}.error": judged[name].error,
             }
 
