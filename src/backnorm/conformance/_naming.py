@@ -131,6 +131,10 @@ class Diagnosis:
         """Whether the data cannot distinguish the mistakes that are named."""
         return "-or-" in "".join(self.names)
 
+    def is_clearer_than(self, other: Diagnosis) -> bool:
+        """Whether only the data of the other diagnosis cannot distinguish what it names."""
+        return other.is_ambiguous and not self.is_ambiguous
+
     def agrees(self, other: Diagnosis) -> bool:
         """Whether both diagnoses may be those of one mistake.
 

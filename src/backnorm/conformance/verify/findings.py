@@ -171,7 +171,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         if cause is None:
             causes.append([case])
         else:
-            is_clearer = results.diagnoses[cause[0]].is_ambiguous and not diagnosis.is_ambiguous
+            is_clearer = diagnosis.is_clearer_than(results.diagnoses[cause[0]])
             cause.insert(0 if is_clearer else len(cause), case)
     of_diagnosed = {case for each in causes for case in each}
     for each in causes:
@@ -318,8 +318,7 @@ def _joined(results: Results, found: Iterable[Finding]) -> list[Finding]:
             joined.append(each)
             continue
         first = joined[k]
-        is_clearer = named[first.id].is_ambiguous and not named[each.id].is_ambiguous
-        clear = each if is_clearer else first
+        clear = each if named[each.id].is_clearer_than(named[first.id]) else first
         words = clear.says if clear.is_diagnosis else named[clear.id].says
         outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
         joined[k] = replace(clear, says=words, cases=first.cases | each.cases, outputs=outputs)
