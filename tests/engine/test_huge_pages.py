@@ -14,6 +14,7 @@ from backnorm.layout import extents_of
 from backnorm.problem import Problem
 from backnorm_kernels.record import ADDRESSES
 from tests.support.dtypes import FLOAT32
+from tests.support.memory_maps import mapped_memory
 
 MB = 1 << 20
 
@@ -56,11 +57,8 @@ def test_run_requests_whole_huge_pages_of_output_only(begin, size, expected):
 
 def advised(first, low, high):
     """Return the parts of a memory for which huge pages were requested, relative to `first`."""
-    found = []
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            begin, end = (int(word, 16) for word in words[0].split("-"))
-        elif words[0] == "VmFlags:" and "hg" in words and low <= begin < high:
-            found.append((begin - first, end - first))
-    return found
+    return [
+        (begin - first, end - first)
+        for begin, end, is_advised in mapped_memory()
+        if is_advised and low <= begin < high
+    ]

@@ -11,6 +11,7 @@ import torch
 import backnorm
 import backnorm.torch
 from backnorm.allocation import LARGE
+from tests.support.memory_maps import mapped_memory
 
 SHAPES = [(3, 4, 5, 6), (9, 32, 71, 73)]  # below and above LARGE in all types
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -143,10 +144,5 @@ def test_large_results_of_layer_are_in_huge_pages():
 def _is_advised(tensor):
     """Whether huge pages were requested for the memory in the middle of a tensor."""
     at = tensor.data_ptr() + tensor.nbytes // 2
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            begin, end = (int(word, 16) for word in words[0].split("-"))
-        elif words[0] == "VmFlags:" and begin <= at < end:
-            return "hg" in words
-    raise AssertionError("the tensor is not in memory")
+    [found] = [is_advised for begin, end, is_advised in mapped_memory() if begin <= at < end]
+    return found
