@@ -728,6 +728,15 @@ def test_verify_with_too_little_memory_is_bad_usage():
     assert done.stderr.strip().endswith(f"backnorm: error: {text}")
 
 
+def test_verify_of_subject_that_needs_more_memory_to_be_imported_names_the_limit(tmp_path):
+    (tmp_path / "mine.py").write_text("raise MemoryError\n")
+    subject = f"{tmp_path / 'mine.py'}:f"
+    done = CliRunner().invoke(app, ["verify", subject, "--memory", "4096", "--dtypes", "float32"])
+    assert "--memory: must suffice for Python and a case; got 4096 MiB" in done.stderr
+    done = CliRunner().invoke(app, ["verify", subject, "--dtypes", "float32"])
+    assert "SUBJECT: cannot be imported" in done.stderr
+
+
 def test_finding_has_reproduce_command_with_options_of_run():
     results, _ = found_in(f"{WRONG_FILE}:DgammaWithGamma", ONE, timeout=9.0, any_order=True)
     [finding] = [f for f in findings(results, "float32") if f.id == "dgamma-gamma"]

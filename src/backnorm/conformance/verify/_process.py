@@ -107,6 +107,9 @@ def outcomes_of_worker(
             yield Outcome(at, "crash", ended(status, last_access(folder)))
         elif not is_ready:
             text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
+            if job.memory and text and text[-1].startswith("MemoryError"):
+                # No case was begun: the caller says that the memory limit is too low.
+                return
             raise ArgumentValueError(
                 "SUBJECT", "cannot be imported", came=job.subject, hint=text[-1] if text else None
             )
